@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiling: row objects kept by content, in parallel.
+
+An object's key is its preprocessed text, the argument list, and what compiler and assembler say of themselves, so
+nothing is ever bumped by hand. Only objects are kept: "cannot compile" is asked anew each time. The row's own
+body is the probe: it is compiled and assembled with the real intrinsics, so an assembler that does not know an
+instruction shows here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunekit.errors import TemplateError, ToolchainError
+
+from .plan import Job
+from .render import render
+from .toolchain import Runner, Toolchain
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An object file, or the reason why there is none."""
+
+    job: Job
+    path: Path | None
+    key: str
+    cached: bool
+    problem: str | None = None
+
+
+def lanes() -> int:
+    """How many compilers run at once: the CPUs that this process may use."""
+    try:
+        return max(1, len(os.sched_getaffinity(0)))
+    except AttributeError:
+        return max(1, os.cpu_count() or 1)
+
+
+def first_error(output: str) -> str:
+    """The compiler's first error line, without the path of a temporary file."""
+    for line in output.splitlines():
+        if re.search(r"\b(fatal )?error\b|Error:", line):
+            return re.sub(r"^\S*?([^/\s]+):(\d+)(:\d+)?: ", r"line \2: ", line).strip()
+    return (output.strip().splitlines() or ["it printed nothing"])[0]
+
+
+def compile_text(
+    runner: Runner, toolchain: Toolchain, text: str, flags: Sequence[str], folder: Path, includes: Sequence[str] = ()
+) -> tuple[Path, str, bool]:
+    """Compile C text into an object kept in ``folder``: (object, key, whether it was there already).
+
+    Raises:
+        ToolchainError: with the compiler's first error line.
+    """
+    arguments = [*toolchain.command, *toolchain.places, *includes, *flags]
+    with tempfile.TemporaryDirectory(prefix=".tk-", dir=folder) as scratch:
+        # A short relative name: messages and __FILE__ do not depend on where this runs.
+        source = Path(scratch) / "unit.c"
+        source.write_text(text, encoding="utf-8")
+        command = [*arguments, "-E", "-P", "unit.c"]
+        status, output, errors = runner.run(command, cwd=Path(scratch))
+        if status != 0:
+            raise ToolchainError(first_error(errors), command, status, errors)
+        digest = hashlib.sha256()
+        for part in (output, "\0".join([*toolchain.command, *flags]).encode(), toolchain.version.encode(),
+                     toolchain.assembler.encode()):
+            digest.update(len(part).to_bytes(8, "little") + part)
+        key = digest.hexdigest()[:32]
+        target = folder / f"{key}.o"
+        if target.is_file():
+            return target, key, True
+        command = [*arguments, "-c", "unit.c", "-o", "unit.o"]
+        status, _, errors = runner.run(command, cwd=Path(scratch))
+        if status != 0:
+            raise ToolchainError(first_error(errors), command, status, errors)
+        os.replace(Path(scratch) / "unit.o", target)
+    return target, key, False
+
+
+def compile_jobs(
+    runner: Runner, toolchain: Toolchain, jobs: Sequence[Job], folder: Path, progress: Progress | None = None
+) -> list[Compiled]:
+    """Render and compile jobs on all cores, in order of the jobs; a row that fails carries its reason.
+
+    Raises:
+        TemplateError: a template cannot be rendered: a fault of the family, not of this compiler.
+    """
+    texts = [render(j.kernel, j.row, toolchain.arch, j.alternative, j.features) for j in jobs]
+
+    def one(job: Job, text: str) -> Compiled:
+        try:
+            path, key, cached = compile_text(runner, toolchain, text, job.flags, folder)
+        except ToolchainError as error:
+            wanted = " ".join(f"-m{f}" for f in job.features) if toolchain.arch == "x86_64" else " ".join(job.flags[:1])
+            return Compiled(job, None, "", False, f"{toolchain.label}: {error.args[0]} (with {wanted or 'baseline flags'})")
+        return Compiled(job, path, key, cached)
+
+    results: dict[int, Compiled] = {}
+    with ThreadPoolExecutor(lanes()) as pool:
+        futures: dict[Future[Compiled], int] = {pool.submit(one, j, t): i for i, (j, t) in enumerate(zip(jobs, texts, strict=True))}
+        pending = set(futures)
+        try:
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    results[futures[future]] = future.result()
+                    if progress is not None:
+                        progress(len(results), len(jobs), jobs[futures[future]].label)
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            runner.stop()
+            raise
+    return [results[i] for i in range(len(jobs))]
+
+
+__all__ = ["Compiled", "Progress", "TemplateError", "compile_jobs", "compile_text", "first_error", "lanes"]

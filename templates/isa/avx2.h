@@ -1,0 +1,66 @@
+//# SPDX-License-Identifier: Apache-2.0
+/* isa/avx2.h: what every 256-bit x86 leg shares: types, the compiler barrier, the float fold. */
+#include <immintrin.h>
+
+typedef __m256i tk_i; /* ${ lanes } int32 sums, one per row of a row vector */
+typedef __m256 tk_f;  /* ${ lanes } float32, likewise */
+
+/*
+ * An empty statement that pretends to rewrite v in its register. Left alone, gcc and clang hoist
+ * all the multiplies of a block above its adds and spill a hundred vectors; a value that "changes"
+ * here can be neither hoisted nor reloaded, so program order is the schedule. No instruction.
+ */
+#define TK_PIN(v) __asm__ volatile("" : "+x"(v))
+
+/* Likewise for a pointer: what it points to is not known to be what it was a moment ago. */
+#define TK_PIN_POINTER(p) __asm__ volatile("" : "+r"(p) : : "memory")
+
+/* Beyond the plane's end the hint is dropped; it never faults. */
+static inline void tk_prefetch(const int8_t *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T0);
+}
+
+static inline tk_f tk_zero_f(void)
+{
+    return _mm256_setzero_ps();
+}
+
+static inline tk_f tk_load_f(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+
+static inline void tk_store_f(float *p, tk_f v)
+{
+    _mm256_storeu_ps(p, v);
+}
+
+/* The float32 at p, in every lane. p is a byte address inside the prepared activations. */
+static inline tk_f tk_splat_f(const uint8_t *p)
+{
+    float s;
+    memcpy(&s, p, sizeof s);
+    return _mm256_set1_ps(s);
+}
+
+/* Four bytes of codes (one k-group of one token), in every lane. */
+static inline tk_i tk_splat_x(const uint8_t *p)
+{
+    int32_t x;
+    memcpy(&x, p, sizeof x);
+    tk_i v = _mm256_set1_epi32(x);
+    return v;
+}
+
+/*
+ * The canonical fold f = fma(float(acc), ws * xs, f): one product rounded to float32, then one
+ * fused multiply-add. Written out, because only gcc contracts intrinsics and the bits must not
+ * depend on a flag.
+ */
+static inline tk_f tk_fold(tk_f f, tk_i acc, tk_f ws, tk_f xs)
+{
+    f = _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc), _mm256_mul_ps(ws, xs), f);
+    TK_PIN(f);
+    return f;
+}

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures that every test may use: private state and cache folders, a fresh dispatcher, child processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+TOY_ENVIRONMENT = {"PYTHONPATH": str(ROOT / "tests"), "PYTHONWARNINGS": "error::SyntaxWarning"}
+
+
+def forget_everything() -> None:
+    """Bring the process back to the state before its first choice (tests only: nothing outside may do this)."""
+    from tunekit import core, cpu, dispatch, environment
+
+    environment._settings = None
+    with dispatch._lock:
+        dispatch._bindings.clear()
+        dispatch._modules.clear()
+        dispatch._said.clear()
+    core.forget()
+    cpu.forget()
+
+
+@pytest.fixture(autouse=True)
+def private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """No test reads or writes the user's own state or cache, or sees a TUNEKIT_ variable of the shell."""
+    for name in list(os.environ):
+        if name.startswith("TUNEKIT_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TUNEKIT_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("TUNEKIT_CACHE", str(tmp_path / "cache"))
+    forget_everything()
+    yield tmp_path
+    forget_everything()
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Set TUNEKIT_ variables (None removes one) and start afresh."""
+
+    def change(**variables: str | None) -> None:
+        for name, value in variables.items():
+            if value is None:
+                monkeypatch.delenv(f"TUNEKIT_{name}", raising=False)
+            else:
+                monkeypatch.setenv(f"TUNEKIT_{name}", value)
+        forget_everything()
+
+    return change
+
+
+@pytest.fixture(scope="session")
+def toy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder in which the toy family's fat and grid modules are built, once per session."""
+    folder = tmp_path_factory.mktemp("toycache")
+    code = (
+        "from tunekit import dispatch; import toy.kernels; from tunekit.build_tools import build_cached\n"
+        "ks = dispatch.kernels('toyscope')\n"
+        "build_cached(ks, 'fat'); build_cached(ks, 'grid')"
+    )
+    done = run_python(code, {"TUNEKIT_CACHE": str(folder)})
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def toy(toy_cache: Path, environ: Callable[..., None]) -> Any:
+    """The toy family's declaring module, its modules built."""
+    import toy.kernels as kernels
+
+    environ(CACHE=str(toy_cache))
+    return kernels
+
+
+def run_python(
+    code: str, variables: Mapping[str, str] | None = None, *, cwd: Path | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter that can import tunekit and the toy family."""
+    environment = {**os.environ, **TOY_ENVIRONMENT, **(variables or {})}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=cwd or ROOT / "tests", text=True, capture_output=True, timeout=timeout
+    )

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A family without any instruction set in it: the result of a call is the fingerprint of the row that ran.
+
+``toy(2, 3)`` is 5 on the reference and 5 + k on row k; the companion ``toy_k`` returns k; the row ``k9`` declines;
+``toy_sum`` takes arrays. Rows ``k3`` and ``k4`` require what no CPU has and what only some have.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tunekit as tk
+
+SCOPE = tk.Scope("toyscope")
+
+
+def declines(row: tk.Row, target: tk.Target) -> str | None:
+    """The one predicate of the family."""
+    del target
+    return "k 9 is declined on purpose" if row["k"] == 9 else None
+
+
+def targets(row: tk.Row) -> tuple[tuple[str, ...], ...]:
+    """No row needs an instruction set; what ``requires`` says only narrows."""
+    del row
+    return ((),)
+
+
+@tk.companion
+def toy_k() -> tk.i32:
+    """The row's k."""
+    return 0
+
+
+@tk.companion
+def toy_sum(y: tk.Out[tk.f32, "n"], x: tk.In[tk.f32, "n"], n: tk.i32) -> None:  # noqa: F821  # sizes are text
+    """y = x + k."""
+    del n
+    np.copyto(y, x)
+
+
+@tk.tune(
+    scope=SCOPE,
+    template="toy/toy.c.j2",
+    reference="toy/toy.c.j2",
+    defaults={"k": 0},
+    declines=declines,
+    targets=targets,
+    rows=[
+        tk.perm(k=1),
+        tk.perm(k=2),
+        tk.perm(k=3, requires="no-such-feature"),
+        tk.perm(k=4, requires="sse2|neon"),
+        tk.perm(k=9),
+    ],
+    fallback="k1",
+    companions=[toy_k, toy_sum],
+    fixtures="toy.fixtures:FIXTURES",
+)
+def toy(a: tk.i32, b: tk.i32) -> tk.i32:
+    """a + b (+ k on row k)."""
+    return a + b

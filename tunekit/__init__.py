@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tunekit: one reference function, a grid of generated native kernels, and the one that is fastest on this box.
+
+The public names are in ``__all__``. Importing tunekit loads neither a compiler's worth of tools nor NumPy; rows
+are chosen at first use.
+"""
+
+from __future__ import annotations
+
+from tunekit.declare import Scope, companion, tune
+from tunekit.dispatch import Tuned
+from tunekit.errors import (
+    AbiError,
+    ChoiceError,
+    DeclarationError,
+    ForeignManifest,
+    GateError,
+    MalformedManifest,
+    ManifestError,
+    PolicyError,
+    SettingError,
+    StaleManifest,
+    TemplateError,
+    ToolchainError,
+    TunekitError,
+    TunekitWarning,
+)
+from tunekit.kernel import Target
+from tunekit.rows import Row, perm
+from tunekit.signature import In, InOut, Out, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbiError",
+    "ChoiceError",
+    "DeclarationError",
+    "ForeignManifest",
+    "GateError",
+    "In",
+    "InOut",
+    "MalformedManifest",
+    "ManifestError",
+    "Out",
+    "PolicyError",
+    "Row",
+    "Scope",
+    "SettingError",
+    "StaleManifest",
+    "Target",
+    "TemplateError",
+    "ToolchainError",
+    "Tuned",
+    "TunekitError",
+    "TunekitWarning",
+    "companion",
+    "f32",
+    "f64",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "perm",
+    "tune",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+]

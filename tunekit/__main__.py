@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m tunekit COMMAND``: status, list, retune, build, show, environment.
+
+Results go to stdout, progress and logs to stderr. Exit status: 0 done, 1 a check failed, 2 usage, 3 nothing could
+be built (no compiler, no runnable row), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tunekit import _manifest, _status, core, cpu, dispatch, paths
+from tunekit.console import Console, table
+from tunekit.environment import environment_table
+from tunekit.errors import ToolchainError, TunekitError
+from tunekit.kernel import Kernel
+from tunekit.rows import REFERENCE
+
+
+def _all_kernels(scope: str | None) -> list[Kernel]:
+    scopes = [scope] if scope else list(dispatch.installed_scopes())
+    return [kernel for name in scopes for kernel in dispatch.declare_scope(name)]
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=1, sort_keys=True))
+
+
+# --- status ----------------------------------------------------------------------------------------------
+
+
+def _status_command(options: argparse.Namespace) -> int:
+    if options.why_not is not None:
+        return _why_not(options)
+    kernels = _all_kernels(options.scope)
+    rows = [_status.status_of(kernel) for kernel in kernels]
+    if options.json:
+        _print_json({"box": cpu.this_box().to_json(), "kernels": [row.as_dict() for row in rows]})
+        return 0
+    box = cpu.this_box()
+    print(f"box: {box.key}")
+    tuned = sum(row.source == "manifest" for row in rows)
+    print(f"{tuned}/{len(rows)} kernels tuned for this box\n")
+    cells = [[f"{r.scope}.{r.kernel}", r.suffix, r.source, r.tier, r.reason] for r in rows]
+    print("\n".join(table(["kernel", "row", "source", "tier", "why"], cells)))
+    for row in rows:
+        for field in row.stale:
+            print(f"stale: {row.scope}.{row.kernel}: {field}")
+    for file in dict.fromkeys(r.manifest for r in rows if r.manifest):
+        exists = Path(file).exists()
+        print(f"\nmanifest: {file}{'' if exists else ' (not there yet)'}")
+    if tuned < len(rows):
+        print("to tune this box: python -m tunekit.retune")
+    return 0
+
+
+def _why_not(options: argparse.Namespace) -> int:
+    if not 1 <= len(options.why_not) <= 2:
+        raise TunekitError("--why-not takes KERNEL, or KERNEL and ROW")
+    kernel = dispatch.find_kernel(options.why_not[0])
+    if len(options.why_not) == 2:
+        answers = {options.why_not[1]: _status.explain_row(kernel, options.why_not[1])}
+    else:
+        answers = _status.explain_all(kernel)
+    if options.json:
+        _print_json({"kernel": kernel.key, "rows": answers})
+    else:
+        for suffix, answer in answers.items():
+            print(f"{kernel.key} {suffix}: {answer}")
+    return 0
+
+
+def _list_command(options: argparse.Namespace) -> int:
+    found = []
+    for scope, module in sorted(dispatch.installed_scopes().items()):
+        for kernel in dispatch.declare_scope(scope):
+            found.append({
+                "scope": scope, "kernel": kernel.name, "module": module, "rows": len(kernel.rows),
+                "fallback": list(kernel.fallback), "companions": [c.name for c in kernel.companions],
+            })
+    if options.json:
+        _print_json(found)
+    else:
+        cells = [[str(f["scope"]), str(f["kernel"]), str(f["rows"]), str(f["module"])] for f in found]
+        print("\n".join(table(["scope", "kernel", "rows", "declared in"], cells, "llrl")))
+    return 0
+
+
+# --- build -----------------------------------------------------------------------------------------------
+
+
+def _units(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
+    """Kernels by declaring module: what one generated module holds."""
+    units: dict[tuple[str, str], list[Kernel]] = {}
+    for kernel in kernels:
+        units.setdefault((kernel.scope.name, kernel.module), []).append(kernel)
+    return list(units.values())
+
+
+def _ensure_core(runner: Any) -> Path | None:
+    """Build the core into the cache where the install could not; returns the file when it was built now."""
+    if core.core() is not None:
+        return None
+    from tunekit.build_tools.build import build_core_into
+
+    folder = paths.private_folder(core.cached_folder())
+    path = build_core_into(folder, paths.private_folder(paths.objects_folder()), core.SOURCES, runner)
+    core.forget()
+    cpu.forget()
+    dispatch.forget_modules()
+    return path
+
+
+def _build_command(options: argparse.Namespace) -> int:
+    """Build what the manifests name, and what the install could not build; races nothing."""
+    from tunekit.build_tools import Runner, build_cached
+
+    runner = Runner()
+    reports: list[dict[str, Any]] = []
+    console = Console(quiet=options.quiet)
+
+    def progress(done: int, total: int, label: str) -> None:
+        console.progress(f"compiling {done}/{total}: {label}")
+
+    try:
+        made = _ensure_core(runner)
+        if made is not None:
+            reports.append({"kind": "core", "path": str(made)})
+        for unit in _units(_all_kernels(options.scope)):
+            has_fat = any(m.kind in ("fat", "grid") and m.path.parent == Path(unit[0].file).parent for m in dispatch.loaded_modules(unit[0]))
+            if options.grid or not has_fat:
+                kind = "grid" if options.grid else "fat"
+                report = build_cached(unit, kind, runner=runner, progress=progress)
+                reports.append(_report_dict(report))
+            winners = _winners(unit)
+            if winners:
+                report = build_cached(unit, "stamped", winners, runner=runner, progress=progress)
+                reports.append(_report_dict(report))
+    except BaseException:
+        runner.stop()
+        raise
+    finally:
+        console.clear()
+    if options.json:
+        _print_json(reports)
+        return 0
+    for report_data in reports:
+        print(f"{report_data['kind']}: {report_data['path']}")
+        for key, rows in report_data.get("built", {}).items():
+            print(f"  {key}: {', '.join(rows)}")
+        for key, dropped in report_data.get("dropped", {}).items():
+            for suffix, reason in dropped.items():
+                print(f"  {key}: dropped {suffix}: {reason}")
+    if not reports:
+        print("nothing to build: the install's module is there and no manifest names another row")
+    return 0
+
+
+def _winners(unit: Sequence[Kernel]) -> dict[str, list[str]]:
+    """The rows that the manifest of a unit's scope names, less those that no one could build."""
+    entries = _manifest.load(unit[0].scope.name).entries
+    return {
+        kernel.key: [entries[kernel.name]]
+        for kernel in unit
+        if entries.get(kernel.name, REFERENCE) != REFERENCE and kernel.row(entries[kernel.name]) is not None
+    }
+
+
+def _report_dict(report: Any) -> dict[str, Any]:
+    return {
+        "kind": report.kind, "path": str(report.path), "built": report.built, "dropped": report.dropped,
+        "declined": report.declined, "compiled": report.compiled, "cached": report.cached,
+        "seconds": round(report.seconds, 3), "compiler": report.compiler,
+    }
+
+
+# --- show ------------------------------------------------------------------------------------------------
+
+
+def _show_command(options: argparse.Namespace) -> int:
+    kernel = dispatch.find_kernel(options.kernel)
+    from tunekit.build_tools import Runner, find_toolchain, row_assembly, row_source
+
+    if options.assembly:
+        runner = Runner()
+        print(row_assembly(kernel, options.row, runner, find_toolchain(runner), options.alternative), end="")
+    else:
+        arch = options.arch or cpu.this_cpu().arch
+        print(row_source(kernel, options.row, arch, options.alternative), end="")
+    return 0
+
+
+def _environment_command(options: argparse.Namespace) -> int:
+    del options
+    print(environment_table(), end="")
+    return 0
+
+
+# --- the parser ------------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, as argparse sees it."""
+    top = argparse.ArgumentParser(
+        prog="python -m tunekit", allow_abbrev=False,
+        description="Tuned native kernel families: what runs here, why, and how to build and tune it.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.set_defaults(run=run)
+        return command
+
+    status = add("status", _status_command, "one line per tuned kernel: what runs, from where, and why")
+    status.add_argument("--scope", help="only this scope's kernels")
+    status.add_argument("--json", action="store_true", help="as JSON")
+    status.add_argument("--why-not", nargs="+", metavar=("KERNEL", "ROW"), help="why a row (or each row) is or is not chosen")
+
+    listing = add("list", _list_command, "the installed families")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+
+    build = add("build", _build_command, "build what the manifests name and what the install could not; races nothing")
+    build.add_argument("--scope", help="only this scope")
+    build.add_argument("--grid", action="store_true", help="build the whole grid too")
+    build.add_argument("--json", action="store_true", help="as JSON")
+    build.add_argument("--quiet", action="store_true", help="no progress")
+
+    show = add("show", _show_command, "the rendered C, or the assembly, of one row")
+    show.add_argument("kernel", metavar="KERNEL")
+    show.add_argument("row", metavar="ROW", help="a row's name, or reference")
+    show.add_argument("--assembly", action="store_true", help="what this box's compiler makes of it, with the shipped flags")
+    show.add_argument("--alternative", type=int, default=0, metavar="I", help="which of the row's alternatives (default 0)")
+    show.add_argument("--arch", choices=("x86_64", "aarch64"), help="render for this architecture (default: this one)")
+
+    add("environment", _environment_command, "the environment variables that tunekit reads")
+    commands.add_parser("retune", help="find this box's winners (python -m tunekit.retune)", add_help=False)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["retune"]:
+        from tunekit import retune
+
+        return retune.main(words[1:])
+    options = parser().parse_args(words)
+    try:
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
+    except ToolchainError as error:
+        print(f"tunekit: {error}", file=sys.stderr)
+        return 3
+    except TunekitError as error:
+        print(f"tunekit: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader has gone (| head): not an error of ours; keep the interpreter from flushing into the void.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("tunekit: interrupted; nothing was changed", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Am I tuned, and if not, why not? One row per tuned kernel, one answer per row of its grid."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tunekit import _manifest, dispatch
+from tunekit.choose import refusal
+from tunekit.cpu import this_box, this_cpu
+from tunekit.cpu.features import why_not as feature_why_not
+from tunekit.errors import TunekitError
+from tunekit.kernel import Kernel
+from tunekit.rows import REFERENCE
+
+log = logging.getLogger("tunekit")
+
+
+@dataclass(frozen=True)
+class StatusRow:
+    """One tuned kernel: what runs, where the choice came from, and why.
+
+    Attributes:
+        kernel, scope: its names.
+        suffix: the row that runs, or ``reference``.
+        source: ``pin``, ``manifest``, ``fallback`` or ``reference``.
+        tier: ``c`` or ``python``.
+        reason: one sentence.
+        manifest: the file that was read (or would be written), or None.
+        stale: fields in which the manifest's record differs from this box and grid.
+        module: the module that holds the row, or None.
+    """
+
+    kernel: str
+    scope: str
+    suffix: str
+    source: str
+    tier: str
+    reason: str
+    manifest: str | None
+    stale: tuple[str, ...]
+    module: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def staleness(kernel: Kernel) -> tuple[str, ...]:
+    """The fields in which the record beside the manifest differs from this box and this grid; () where none does."""
+    record = _manifest.read_record(kernel.scope.name)
+    if record is None:
+        return ()
+    found = []
+    box = record.get("box")
+    own = this_box().to_json()
+    if isinstance(box, dict):
+        found += [f"box.{name}: {box.get(name)!r} there, {own[name]!r} here" for name in own if box.get(name) != own[name]]
+    digests = record.get("digests")
+    if isinstance(digests, dict) and kernel.key in digests and digests[kernel.key] != kernel.digest():
+        found.append(f"grid of {kernel.name}: {digests[kernel.key]} there, {kernel.digest()} here")
+    return tuple(found)
+
+
+def status_of(kernel: Kernel) -> StatusRow:
+    """The status of one kernel. Fixes no choice."""
+    binding = dispatch.peek(kernel)
+    choice = binding.choice
+    path = binding.manifest.path
+    return StatusRow(
+        kernel.name, kernel.scope.name, choice.suffix, choice.source, choice.tier, choice.reason,
+        str(path) if path else None, staleness(kernel) if binding.manifest.exists else (),
+        str(binding.bound.module.path) if binding.bound else None,
+    )
+
+
+def status() -> list[StatusRow]:
+    """One row per tuned kernel that is declared in this process."""
+    return [status_of(kernel) for kernel in dispatch.kernels()]
+
+
+def log_status(application: str) -> None:
+    """Log, at INFO level, how many kernels run tuned and what each runs; nothing when there is none."""
+    rows = status()
+    if not rows:
+        return
+    tuned = sum(row.source == "manifest" for row in rows)
+    log.info("%s: %d/%d kernels tuned for this box", application, tuned, len(rows))
+    for row in rows:
+        log.info("%s: %s.%s: %s (%s)", application, row.scope, row.kernel, row.suffix, row.source)
+    if tuned < len(rows):
+        log.info("%s: to tune this box: python -m tunekit.retune", application)
+
+
+def explain_row(kernel: Kernel, suffix: str) -> str:
+    """Why a row is, or is not, the one that runs: legality, compiler, feature, operating system, gate, race.
+
+    Raises:
+        TunekitError: the grid has no such row.
+    """
+    if not kernel.knows(suffix):
+        raise TunekitError(f"kernel {kernel.key} has no row {suffix!r}; its rows: {', '.join(r.suffix for r in kernel.rows)}")
+    choice = dispatch.peek(kernel).choice
+    if choice.suffix == suffix:
+        return f"it runs ({choice.source}): {choice.reason}"
+    if suffix == REFERENCE:
+        return f"it is the reference; {choice.suffix} runs instead ({choice.source}): {choice.reason}"
+    row = kernel.row(suffix)
+    world, _ = dispatch.world_of(kernel, grid=True)
+    _, reason = refusal(kernel, suffix, world)
+    if reason is not None:
+        # A missing feature has two quite different causes; say which.
+        lacking = [f for f in sorted(_features(kernel, suffix)) if f not in world.features]
+        causes = [f"{f}: {why}" for f in lacking if (why := feature_why_not(this_cpu(), f)) is not None]
+        disabled = [f for f in lacking if feature_why_not(this_cpu(), f) is None]
+        causes += [f"{f}: disabled by TUNEKIT_DISABLE_FEATURES" for f in disabled]
+        if reason.startswith(("this CPU lacks", "its requires")) and causes:
+            return f"{reason} ({'; '.join(causes)})"
+        return reason
+    measured = _measured(kernel, suffix)
+    if measured is not None:
+        return f"{measured}; {choice.suffix} runs ({choice.source})"
+    where = "the fallback chain" if row and suffix in kernel.fallback else "the grid"
+    return (
+        f"it can run here and no race is on record for it; {choice.suffix} runs ({choice.source}, {choice.reason}); "
+        f"it stands in {where}; to race it: python -m tunekit.retune --kernel {kernel.name}"
+    )
+
+
+def _features(kernel: Kernel, suffix: str) -> set[str]:
+    row = kernel.row(suffix)
+    if row is None:
+        return set()
+    found = {feature for alternative in kernel.targets(row) for feature in alternative}
+    return found | {name for alternative in kernel.requires(row).alternatives() for name in alternative}
+
+
+def _measured(kernel: Kernel, suffix: str) -> str | None:
+    """What the last retune said about a row, or None."""
+    record = _manifest.read_record(kernel.scope.name)
+    if record is None:
+        return None
+    try:
+        entry = record["kernels"][kernel.name]["rows"][suffix]
+        return f"retune: {entry['verdict']}" + (f": {entry['reason']}" if entry.get("reason") else "")
+    except (KeyError, TypeError):
+        return None
+
+
+def explain_all(kernel: Kernel) -> dict[str, str]:
+    """Suffix to answer for the reference and every row of a kernel's grid."""
+    return {suffix: explain_row(kernel, suffix) for suffix in (REFERENCE, *(row.suffix for row in kernel.rows))}

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command says on a terminal, in a pipe and in a log.
+
+Results go to stdout, progress and notes to stderr. Progress is one line that is rewritten in place, and exists
+only where a person can see it: stderr is a terminal and nobody asked for quiet. Colour follows ``NO_COLOR`` and
+``TERM=dumb``. A reader that goes away (``| head -1``) ends the output, not the work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+_CLEAR = "\r\x1b[2K"
+
+
+def plain(text: str) -> str:
+    """Text on one line and free of control characters: a compiler's or a kernel's words cannot steer a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str = "") -> list[str]:
+    """Lines of an aligned table.
+
+    Args:
+        headers: the columns' names.
+        rows: cells as text; a row shorter than ``headers`` is filled with empty cells.
+        align: one letter a column, ``l`` or ``r``; columns beyond its end are ``l``.
+    """
+    body = [[plain(cell) for cell in row] + [""] * (len(headers) - len(row)) for row in rows]
+    grid = [[plain(cell) for cell in headers], *body]
+    widths = [max(len(line[i]) for line in grid) for i in range(len(headers))]
+    sides = align.ljust(len(headers), "l")
+
+    def line(cells: Sequence[str]) -> str:
+        parts = (c.rjust(w) if s == "r" else c.ljust(w) for c, w, s in zip(cells, widths, sides, strict=True))
+        return "  ".join(parts).rstrip()
+
+    return [line(grid[0]), line(["-" * w for w in widths]), *(line(cells) for cells in body)]
+
+
+def seconds(value: float) -> str:
+    """A duration as people write it: ``0.4 s``, ``12 s``, ``3 min 05 s``."""
+    if value < 9.95:
+        return f"{value:.1f} s"
+    whole = round(value)
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60:02d} s"
+
+
+def _is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    try:
+        return stream.isatty() and environ.get("TERM", "") != "dumb"
+    except (AttributeError, ValueError):  # ValueError: already closed
+        return False
+
+
+class Console:
+    """The two streams of a command and the rules for each.
+
+    Args:
+        out, err: the streams; by default the process's own at the time of construction.
+        quiet: no progress and no notes.
+        environ: where ``NO_COLOR`` and ``TERM`` are looked up.
+    """
+
+    def __init__(
+        self,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        *,
+        quiet: bool = False,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        where = os.environ if environ is None else environ
+        # pythonw and some services run with no streams at all; then there is nobody to talk to.
+        self._out: TextIO | None = sys.stdout if out is None else out
+        self._err: TextIO | None = sys.stderr if err is None else err
+        self.quiet = quiet
+        self._live = not quiet and self._err is not None and _is_terminal(self._err, where)
+        self._colour = not where.get("NO_COLOR") and self._out is not None and _is_terminal(self._out, where)
+        self._shown = False
+
+    def style(self, text: str, name: str) -> str:
+        """Text in a style of ``bold dim red green yellow``, or as it is where colour is off."""
+        return f"\x1b[{_STYLES[name]}m{text}\x1b[0m" if self._colour else text
+
+    def say(self, text: str = "") -> None:
+        """One line of result, on stdout."""
+        self.clear()
+        self._out = self._write(self._out, text + "\n")
+
+    def document(self, value: Any) -> None:
+        """The result as one JSON document, on stdout."""
+        self.say(json.dumps(value, indent=2, allow_nan=False))
+
+    def note(self, text: str) -> None:
+        """One line about the work, on stderr; dropped when quiet."""
+        if not self.quiet:
+            self.complain(text)
+
+    def complain(self, text: str) -> None:
+        """One line that must be seen, on stderr, quiet or not."""
+        self.clear()
+        self._err = self._write(self._err, text + "\n")
+
+    def progress(self, text: str) -> None:
+        """Rewrite the progress line; nothing happens where stderr is not a terminal."""
+        if not self._live:
+            return
+        width = max(20, shutil.get_terminal_size().columns - 1)
+        self._err = self._write(self._err, _CLEAR + plain(text)[:width])
+        self._shown = True
+
+    def clear(self) -> None:
+        """Take the progress line away, so that the next line starts in the first column."""
+        if self._shown:
+            self._shown = False
+            self._err = self._write(self._err, _CLEAR)
+
+    @staticmethod
+    def _write(stream: TextIO | None, text: str) -> TextIO | None:
+        """Write and flush; the stream, or None once its reader is gone."""
+        if stream is None:
+            return None
+        try:
+            try:
+                stream.write(text)
+            except UnicodeEncodeError:
+                encoding = stream.encoding or "ascii"
+                stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.flush()
+        except (BrokenPipeError, ValueError):  # ValueError: somebody closed it
+            _discard(stream)
+            return None
+        return stream
+
+
+def _discard(stream: TextIO) -> None:
+    """Point a broken standard stream at nothing: the interpreter flushes it once more at exit and would complain."""
+    try:
+        number = stream.fileno()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+    except (OSError, ValueError):
+        return
+    os.dup2(nowhere, number)
+    os.close(nowhere)

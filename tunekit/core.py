@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding ``tunekit._core``: beside the package, or in the cache where the install had no compiler.
+
+The cached one lies in a folder named by the hash of its sources, not by the box: the box is known only by asking
+the core.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tunekit import paths
+
+SOURCES = Path(__file__).resolve().parent / "csrc"
+
+_found: list[ModuleType | None] = []
+
+
+def cached_folder() -> Path:
+    """Where a core that is built after the install goes."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(path.read_bytes())
+    digest.update(sys.implementation.cache_tag.encode() if sys.implementation.cache_tag else b"")
+    return paths.cache_root() / "core" / f"{sys.platform}-{digest.hexdigest()[:16]}"
+
+
+def _from_cache() -> ModuleType | None:
+    try:
+        folder = cached_folder()
+        path = folder / f"_core{paths.module_suffix()}"
+        if not path.is_file() or paths.distrust(folder) is not None:
+            return None
+        spec = importlib.util.spec_from_file_location("tunekit._core", path)
+        if spec is None or spec.loader is None:
+            return None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (OSError, ImportError):
+        return None
+    sys.modules["tunekit._core"] = module
+    return module
+
+
+def core() -> Any:
+    """The core module, or None where none is built. Found once per process."""
+    if not _found:
+        try:
+            _found.append(importlib.import_module("tunekit._core"))
+        except ImportError:
+            _found.append(_from_cache())
+    return _found[0]
+
+
+def forget() -> None:
+    """Look again (after a build in this process)."""
+    _found.clear()

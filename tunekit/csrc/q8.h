@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The Q8 traversal: how a whole product is cut into the tiles and GEMVs of one row.
+ *
+ * Baseline C without any instruction set in it: everything that a row decides (plane, prepared
+ * form, tokens per tile) stays behind the row's own functions.
+ */
+#ifndef TUNEKIT_CSRC_Q8_H
+#define TUNEKIT_CSRC_Q8_H
+
+#include <Python.h> /* first: it sets feature macros */
+
+#include <stdint.h>
+
+/* One call: nt tokens from t0 on, ng groups. y[t * ldy + g * mr + r] is written. */
+typedef void tk_q8_tile_fn(float *restrict y, int64_t ldy, const int8_t *restrict w, const float *restrict ws,
+    const uint8_t *restrict xa, int64_t tokens, int64_t t0, int32_t nt, int32_t nb, int32_t ng);
+/* One token, ng groups. */
+typedef void tk_q8_gemv_fn(float *restrict y, const int8_t *restrict w, const float *restrict ws,
+    const uint8_t *restrict xa, int64_t tokens, int64_t t, int32_t nb, int32_t ng);
+typedef int64_t tk_q8_acts_bytes_fn(int64_t tokens, int32_t nb);
+typedef void tk_q8_prepare_fn(uint8_t *restrict xa, const int8_t *restrict q, const float *restrict s,
+    int64_t tokens, int64_t t0, int64_t t1, int32_t nb);
+typedef void tk_q8_quantize_fn(int8_t *restrict q, float *restrict s, const float *restrict x,
+    int64_t t0, int64_t t1, int32_t nb);
+
+/* The functions of one row, and the two numbers of it that a traversal needs. */
+typedef struct {
+    tk_q8_tile_fn *tile;
+    tk_q8_gemv_fn *gemv;
+    tk_q8_acts_bytes_fn *acts_bytes;
+    tk_q8_prepare_fn *prepare;
+    tk_q8_quantize_fn *quantize;
+    int32_t mr;      /* rows a group, 1 to TK_Q8_MR_MAX */
+    int32_t tokstep; /* tokens a tile call covers at most, 1 to TK_Q8_TOKSTEP_MAX */
+} tk_q8_row;
+
+enum { TK_Q8_MR_MAX = 64, TK_Q8_TOKSTEP_MAX = 64 };
+
+/*
+ * y (T, N) = x (T, K) times the packed matrix (N, K), float32. x is quantised on the way; or x is
+ * NULL and q (T, K), s (T, K / 32) are the activations. w and ws are the row's planes, N padded to
+ * whole groups. K is a multiple of 32; with K = 0 the product is 0. y overlaps nothing else.
+ * Runs in the floating-point environment of fpenv.h and restores the caller's.
+ * Returns 0, or -1 where memory ran out (y is then unspecified).
+ */
+int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
+    const int8_t *w, const float *ws, int64_t T, int64_t N, int64_t K);
+
+/* q (T, K), s (T, K / 32) = the quantised x (T, K). Environment as above. */
+void tk_q8_quantize(const tk_q8_row *row, int8_t *q, float *s, const float *x, int64_t T, int64_t K);
+
+/*
+ * For the module's method table, all METH_FASTCALL:
+ *   q8_row(tile, gemv, acts_bytes, prepare, quantize, mr, tokstep) -> capsule   (addresses as int)
+ *   q8_matmul(row, y, x, w, ws, T, N, K) -> None
+ *   q8_matmul_acts(row, y, q, s, w, ws, T, N, K) -> None
+ *   q8_quantize(row, q, s, x, T, K) -> None
+ * Buffers are C-contiguous, of the exact size; ValueError, TypeError or BufferError otherwise.
+ */
+PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *tk_q8_py_matmul(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *tk_q8_py_matmul_acts(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *tk_q8_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+
+#endif

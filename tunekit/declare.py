@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declaring tuned kernels: :func:`tune`, :func:`companion`, :class:`Scope`.
+
+Every fault of a declaration is a :class:`~tunekit.errors.DeclarationError` that names the kernel, the row and
+the mend, raised when the declaring module is imported and not when somebody calls the kernel.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunekit import dispatch, kernel as _kernel
+from tunekit.cpu.requires import parse
+from tunekit.dispatch import Tuned, TunedFunction
+from tunekit.errors import DeclarationError
+from tunekit.kernel import Companion, Kernel, Target
+from tunekit.rows import REFERENCE, Row, check_grid
+from tunekit.signature import signature_of
+
+_C_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
+# Words that C or C++ keeps for itself and Python does not.
+_C_WORDS = frozenset(
+    "auto bool case char const default do double enum extern float goto inline int long new delete this template "
+    "register restrict short signed sizeof static struct switch typedef union unsigned void volatile namespace "
+    "class private public virtual operator catch throw".split()
+)
+
+_lock = threading.Lock()
+_scopes: dict[str, tuple[str, int]] = {}
+_declared: dict[str, tuple[str, int]] = {}
+_companions: dict[str, str] = {}
+
+
+def _check_name(what: str, name: str) -> None:
+    if not _C_NAME.match(name) or "__" in name or name in _C_WORDS or keyword.iskeyword(name):
+        raise DeclarationError(
+            f"{what} {name!r}: the name must be a C identifier that starts with a letter, has no double underscore "
+            f"and is no keyword; rename it"
+        )
+
+
+def _here(depth: int) -> tuple[str, int]:
+    frame = inspect.currentframe()
+    for _ in range(depth + 1):
+        if frame is not None and frame.f_back is not None:
+            frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
+
+
+def _claim(what: str, name: str, place: tuple[str, int], table: dict[str, tuple[str, int]]) -> None:
+    """Refuse a second declaration of one name; a reload of the same line is no second one."""
+    with _lock:
+        taken = table.get(name)
+        if taken is not None and taken != place:
+            raise DeclarationError(
+                f"{what} {name!r} is declared twice in this process: at {taken[0]}:{taken[1]} and at "
+                f"{place[0]}:{place[1]}; rename one, or import the first"
+            )
+        table[name] = place
+
+
+class Scope(_kernel.Scope):
+    """The owner of a manifest: one library, shared by every application on the box.
+
+    Args:
+        name: a C identifier; the manifest is ``<name>.tune.json``.
+        tuner: the module that tunes it (``python -m TUNER``); None for tunekit's own tuner.
+
+    Raises:
+        DeclarationError: a bad name, or the second scope of that name in this process.
+    """
+
+    def __init__(self, name: str, tuner: str | None = None) -> None:
+        if not isinstance(name, str):
+            raise DeclarationError(f"scope {name!r}: its name must be text")
+        _check_name("scope", name)
+        if "_" in name and name.startswith("tk_"):
+            raise DeclarationError(f"scope {name!r}: names that start with tk_ are tunekit's own; rename it")
+        _claim("scope", name, _here(1), _scopes)
+        super().__init__(name, tuner)
+
+
+class CompanionFunction(TunedFunction):
+    """A companion before and after it joins its kernel: what :func:`companion` returns."""
+
+    def __init__(self, function: Callable[..., Any], seat: bool) -> None:
+        super().__init__(function, signature_of(function, f"companion {function.__name__!r}"))
+        self.seat = seat
+
+
+def companion(function: Callable[..., Any] | None = None, *, seat: bool = False) -> Any:
+    """Declare a sibling function that is stamped with its kernel's row, never apart from it.
+
+    Args:
+        function: the reference body, annotated like a kernel.
+        seat: whether it may have a manifest entry of its own.
+
+    Raises:
+        DeclarationError: an annotation is missing or has no C type, or the name is no C name.
+    """
+
+    def wrap(body: Callable[..., Any]) -> CompanionFunction:
+        _check_name("companion", body.__name__)
+        return CompanionFunction(body, seat)
+
+    return wrap if function is None else wrap(function)
+
+
+def _template_path(where: str, name: str, folder: Path) -> None:
+    if name.startswith("tunekit/"):
+        return  # ours; the renderer finds it through importlib.resources
+    for root in (folder, folder.parent):
+        if (root / name).is_file():
+            return
+    raise DeclarationError(
+        f"{where}: template {name!r} is neither in {folder} nor in {folder.parent}; "
+        f"correct the path, and list the file in the package data"
+    )
+
+
+def _split_fallback(where: str, fallback: str | Sequence[str], rows: Sequence[Row]) -> tuple[str, ...]:
+    parts = fallback.split(";") if isinstance(fallback, str) else list(fallback)
+    names = tuple(part.strip() for part in parts if part.strip())
+    known = {row.suffix for row in rows} | {REFERENCE}
+    for name in names:  # every entry, not only those that a walk would reach
+        if name not in known:
+            raise DeclarationError(f"{where}: fallback entry {name!r} is not in the grid; correct it or add the row")
+    return names
+
+
+def _join(where: str, own: str, companions: Sequence[Any]) -> list[CompanionFunction]:
+    seen: set[str] = set()
+    joined = []
+    for item in companions:
+        if isinstance(item, Tuned):
+            raise DeclarationError(f"{where}: companion {item.__name__!r} is itself tuned; a companion has no grid of its own")
+        if not isinstance(item, CompanionFunction):
+            shown = item if isinstance(item, str) else getattr(item, "__name__", repr(item))
+            raise DeclarationError(
+                f"{where}: companion {shown!r} is not declared; write the function above the kernel, "
+                f"decorate it with @tunekit.companion and pass the function itself"
+            )
+        if item.__name__ == own:
+            raise DeclarationError(f"{where}: companion {own!r} has the name of the tuned function; rename it")
+        if item.__name__ in seen:
+            raise DeclarationError(f"{where}: companion {item.__name__!r} is listed twice; remove one")
+        seen.add(item.__name__)
+        joined.append(item)
+    return joined
+
+
+def tune(
+    *,
+    scope: _kernel.Scope,
+    template: str,
+    rows: Sequence[Row],
+    fallback: str | Sequence[str] = "",
+    companions: Sequence[Any] = (),
+    reference: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    declines: Callable[[Row, Target], str | None] | None = None,
+    targets: Callable[[Row], tuple[tuple[str, ...], ...]] | None = None,
+    context: Callable[[Row | None], dict[str, Any]] | None = None,
+    cflags: Sequence[str] = (),
+    fixtures: str | None = None,
+) -> Callable[[Callable[..., Any]], Tuned]:
+    """Declare a tuned kernel; the decorated function is its reference and stays the real symbol.
+
+    Args:
+        scope: who owns the manifest.
+        template: the Jinja template of a row's C, ``tunekit/...`` or relative to the declaring file's folder or
+            its parent (``mylib/gemm.c.j2``).
+        rows: the grid, a list of :func:`perm`.
+        fallback: suffixes, best first, separated by ``;``: what runs on a box without a manifest entry.
+        companions: functions declared with :func:`companion`.
+        reference: the template of a portable C reference, compiled at the architecture's baseline.
+        defaults: arguments that the template gets where a row does not spell them.
+        declines: ``(row, target) -> reason or None``: the family's one predicate of which rows cannot be emitted.
+        targets: ``row -> alternatives``: the features that a row's C is compiled for; default: its ``requires``.
+        context: ``row -> dict`` of further names for the template.
+        cflags: further plain compiler flags; none that selects an instruction set.
+        fixtures: ``"module:attribute"`` of gates and regimes for ``python -m tunekit.retune``.
+
+    Returns:
+        A decorator that returns a :class:`~tunekit.dispatch.Tuned`.
+
+    Raises:
+        DeclarationError: anything above is wrong; names the kernel, the row and the mend.
+    """
+    place = _here(1)
+
+    def wrap(function: Callable[..., Any]) -> Tuned:
+        if isinstance(function, TunedFunction):
+            raise DeclarationError(f"kernel {function.__name__!r}: it is already tuned or a companion; decorate it once")
+        name = function.__name__
+        where = f"kernel {name!r}"
+        _check_name("kernel", name)
+        if not isinstance(scope, _kernel.Scope):
+            raise DeclarationError(f"{where}: scope must be a tunekit.Scope, not {type(scope).__name__}")
+        file = inspect.getsourcefile(function) or place[0]
+        if not template or not isinstance(template, str):
+            raise DeclarationError(f"{where}: it has no template; give template='mylib/{name}.c.j2'")
+        folder = Path(file).resolve().parent
+        _template_path(where, template, folder)
+        if reference is not None:
+            _template_path(where, reference, folder)
+        grid = tuple(rows)
+        if not grid:
+            raise DeclarationError(f"{where}: it has no rows; give rows=[tunekit.perm(...), ...]")
+        for row in grid:
+            if not isinstance(row, Row):
+                raise DeclarationError(f"{where}: row {row!r} is not a tunekit.perm(...)")
+            try:
+                parse(row.requires)
+            except DeclarationError as error:
+                raise DeclarationError(f"{where}, row {row.suffix!r}: {error}") from None
+        check_grid(where, grid)
+        for flag in cflags:
+            if flag.startswith("-m") or flag.startswith(("-O", "-flto", "-I", "-l", "-L")):
+                raise DeclarationError(
+                    f"{where}: cflags entry {flag!r}: flags that select instructions come from requires= or targets=, "
+                    f"and the level is tunekit's; remove it"
+                )
+        chain = _split_fallback(where, fallback, grid)
+        joined = _join(where, name, companions)
+        signature = signature_of(function, where)
+        _claim("kernel", f"{scope.name}.{name}", (file, function.__code__.co_firstlineno), _declared)
+        for item in joined:
+            owner = _companions.setdefault(f"{scope.name}.{item.__name__}", f"{scope.name}.{name}")
+            if owner != f"{scope.name}.{name}":
+                raise DeclarationError(f"{where}: companion {item.__name__!r} already belongs to {owner}; rename it")
+        optional: dict[str, Any] = {"declines": declines, "targets": targets, "context": context}
+        declared = Kernel(
+            name=name,
+            scope=scope,
+            signature=signature,
+            template=template,
+            reference=reference,
+            rows=grid,
+            defaults=dict(defaults or {}),
+            fallback=chain,
+            companions=tuple(Companion(item.__name__, item.signature, item.seat) for item in joined),
+            cflags=tuple(cflags),
+            fixtures=fixtures,
+            module=function.__module__,
+            file=str(Path(file).resolve()),
+            **{key: value for key, value in optional.items() if value is not None},
+        )
+        for row in grid:
+            _check_targets(where, declared, row)
+        tuned = Tuned(function, signature)
+        tuned.attach(declared, 0)
+        for index, item in enumerate(joined, start=1):
+            item.attach(declared, index)
+        dispatch.register(declared)
+        return tuned
+
+    return wrap
+
+
+def _check_targets(where: str, declared: Kernel, row: Row) -> None:
+    for alternative in declared.targets(row):
+        for feature in alternative:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", feature):
+                raise DeclarationError(f"{where}, row {row.suffix!r}: targets names {feature!r}, which is no feature name")

@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatch: joins declaration, manifest, CPU and modules into a choice, at first use, once.
+
+Rows are looked up in the stamped module (the winners of this box), then in the fat module (what the install
+built), then in the cached grid. Nothing is chosen at import. A choice, once made, holds for the process, for the
+kernel with all its companions; fetching an address is a use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunekit import _manifest, module, paths
+from tunekit.choose import Choice, World, choose, refusal
+from tunekit.cpu import this_box, this_cpu, this_features
+from tunekit.environment import settings
+from tunekit.errors import AbiError, ChoiceError, TunekitError, TunekitWarning
+from tunekit.kernel import Kernel
+from tunekit.module import BuiltRow, LoadedModule
+from tunekit.rows import REFERENCE, Row
+from tunekit.signature import Signature, check_call
+
+log = logging.getLogger("tunekit")
+log.addHandler(logging.NullHandler())
+
+_lock = threading.RLock()
+_kernels: dict[str, Kernel] = {}
+_bindings: dict[str, Binding] = {}
+_modules: dict[str, tuple[LoadedModule, ...]] = {}
+_said: set[str] = set()
+
+
+def warn_once(message: str) -> None:
+    """Say something to the operator, once per process."""
+    with _lock:
+        if message in _said:
+            return
+        _said.add(message)
+    warnings.warn(message, TunekitWarning, stacklevel=3)
+
+
+# --- the kernels of this process -------------------------------------------------------------------------
+
+
+def register(kernel: Kernel) -> None:
+    """Enter a declaration (see :func:`tunekit.tune`, which refuses a second one of the same name)."""
+    with _lock:
+        _kernels[kernel.key] = kernel
+
+
+def kernels(scope: str | None = None) -> tuple[Kernel, ...]:
+    """The kernels declared in this process, of one scope or all, in the order of declaration."""
+    with _lock:
+        return tuple(k for k in _kernels.values() if scope is None or k.scope.name == scope)
+
+
+def installed_scopes() -> dict[str, str]:
+    """Scope to declaring module of every installed family: tunekit's own, and entry points ``tunekit.families``."""
+    found = {"tunekit": "tunekit.q8.kernels"}
+    for point in importlib.metadata.entry_points(group="tunekit.families"):
+        found.setdefault(point.name, point.value.partition(":")[0])
+    return found
+
+
+def declare_scope(scope: str) -> tuple[Kernel, ...]:
+    """Import the declaring module of an installed scope and return its kernels.
+
+    Raises:
+        TunekitError: no such scope; the message lists those installed.
+    """
+    already = kernels(scope)
+    if already:
+        return already
+    installed = installed_scopes()
+    if scope not in installed:
+        raise TunekitError(f"no scope {scope!r} is installed; installed: {', '.join(sorted(installed))}")
+    importlib.import_module(installed[scope])
+    return kernels(scope)
+
+
+def find_kernel(name: str) -> Kernel:
+    """A kernel by name or ``scope.name`` among the installed families.
+
+    Raises:
+        TunekitError: unknown or ambiguous; the message lists the known ones.
+    """
+    for scope in installed_scopes():
+        declare_scope(scope)
+    found = [k for k in kernels() if name in (k.key, k.name)]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(k.key for k in kernels())
+    raise TunekitError(f"{'several kernels are' if found else 'no kernel is'} called {name!r}; known: {known}")
+
+
+# --- modules ---------------------------------------------------------------------------------------------
+
+
+def index_path(kernel: Kernel, kind: str) -> Path:
+    """The small file that names the cached module of a kind (grid, stamped, fat) for a declaring module."""
+    return paths.modules_folder(this_box().key, kernel.scope.name) / f"{kernel.module}.{kind}.json"
+
+
+def _cached(kernel: Kernel, kind: str, siblings: tuple[Kernel, ...]) -> LoadedModule | None:
+    index = index_path(kernel, kind)
+    try:
+        data = json.loads(index.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    reason = paths.distrust(index.parent)
+    if reason is not None:
+        warn_once(f"tunekit: cached modules are not loaded: {reason}")
+        return None
+    name = data.get("file") if isinstance(data, dict) else None
+    if not isinstance(name, str) or "/" in name or not (index.parent / name).is_file():
+        return None
+    try:
+        return module.load(index.parent / name, siblings)
+    except AbiError as error:
+        # A changed declaration outdates a cached module; that is no news, the next build replaces it.
+        log.info("tunekit: %s", error)
+        return None
+
+
+def _beside(kernel: Kernel, siblings: tuple[Kernel, ...]) -> LoadedModule | None:
+    for path in module.find_beside(kernel):
+        try:
+            return module.load(path, siblings)
+        except AbiError as error:
+            warn_once(f"tunekit: {error}")
+    return None
+
+
+def loaded_modules(kernel: Kernel, grid: bool = False) -> tuple[LoadedModule, ...]:
+    """The modules in which a kernel's rows are looked up, in order; with the grid module only when asked."""
+    with _lock:
+        unit = f"{kernel.scope.name}:{kernel.module}:{grid}"
+        if unit not in _modules:
+            siblings = tuple(k for k in _kernels.values() if (k.scope, k.module) == (kernel.scope, kernel.module))
+            found = [_cached(kernel, "stamped", siblings)]
+            found.append(_beside(kernel, siblings) or _cached(kernel, "fat", siblings))
+            if grid:
+                found.append(_cached(kernel, "grid", siblings))
+            _modules[unit] = tuple(m for m in found if m is not None)
+        return _modules[unit]
+
+
+def forget_modules() -> None:
+    """Look for modules again (after a build in this process). Choices that were made stay."""
+    with _lock:
+        _modules.clear()
+
+
+def world_of(kernel: Kernel, grid: bool = False) -> tuple[World, dict[str, tuple[tuple[LoadedModule, BuiltRow], ...]]]:
+    """What a kernel's choice depends on here, and where each built row lies."""
+    rows: dict[str, tuple[tuple[LoadedModule, BuiltRow], ...]] = {}
+    dropped: dict[str, str] = {}
+    for loaded in loaded_modules(kernel, grid):
+        for suffix, objects in loaded.objects(kernel).items():
+            rows.setdefault(suffix, tuple((loaded, built) for built in objects))
+        for suffix, reason in loaded.dropped(kernel).items():
+            dropped.setdefault(suffix, reason)
+    built = {suffix: tuple(b.needs for _, b in found) for suffix, found in rows.items()}
+    world = World(this_cpu().arch, this_features(), built, {s: r for s, r in dropped.items() if s not in built})
+    return world, rows
+
+
+# --- bound rows ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BoundRow:
+    """A built row that can run here: addresses and checked calls of the kernel and its companions.
+
+    Attributes:
+        kernel: the declaration.
+        suffix: the row's name, or ``reference`` for the portable C reference.
+        row: the row, or None for the reference.
+        source: where the choice came from (``grid`` for a row that was asked for by name).
+        module: the module that holds it.
+        built: the object inside that module.
+    """
+
+    kernel: Kernel
+    suffix: str
+    row: Row | None
+    source: str
+    module: LoadedModule
+    built: BuiltRow
+
+    @property
+    def alternative(self) -> tuple[str, ...]:
+        """The features that this object was compiled with."""
+        return self.built.features
+
+    def _index(self, name: str) -> tuple[int, Signature]:
+        for index, (function, signature) in enumerate(self.kernel.functions):
+            if function == name:
+                return index, signature
+        known = ", ".join(n for n, _ in self.kernel.functions)
+        raise ChoiceError(f"kernel {self.kernel.key} has no function {name!r}; it has {known}")
+
+    def address(self, name: str) -> int:
+        """The C address of the kernel or one of its companions."""
+        return self.built.addresses[self._index(name)[0]]
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the row with arrays for pointers.
+
+        Raises:
+            TypeError, ValueError: an argument does not fit the signature.
+        """
+        index, signature = self._index(name)
+        checked = check_call(f"{name} ({self.suffix})", signature, arguments)
+        return call_native(self, name, index, signature, checked)
+
+
+def call_native(bound: BoundRow, name: str, index: int, signature: Signature, checked: list[Any]) -> Any:
+    """Call with arguments that :func:`check_call` has passed."""
+    values = [
+        value.__array_interface__["data"][0] if p.is_pointer else value
+        for p, value in zip(signature.parameters, checked, strict=True)
+    ]
+    result = bound.module.caller(bound.kernel, name)(bound.built.addresses[index], *values)
+    del checked  # the arrays stay alive until here
+    return result
+
+
+# --- choices ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A choice in force: the choice and, on the C tier, the row that runs."""
+
+    choice: Choice
+    bound: BoundRow | None
+    manifest: _manifest.Manifest
+
+
+def _bound(kernel: Kernel, suffix: str, alternative: int, source: str,
+           rows: Mapping[str, tuple[tuple[LoadedModule, BuiltRow], ...]]) -> BoundRow:
+    loaded, built = rows[suffix][alternative]
+    return BoundRow(kernel, suffix, kernel.row(suffix), source, loaded, built)
+
+
+def _decide(kernel: Kernel) -> Binding:
+    """Make a kernel's choice now, without fixing it."""
+    environment = settings()
+    manifest = _manifest.load(kernel.scope.name)
+    named = environment.pinned(kernel.key) or environment.pinned(kernel.name) or manifest.entries.get(kernel.name)
+    world, rows = world_of(kernel)
+    if named and named != REFERENCE and named not in world.built:
+        world, rows = world_of(kernel, grid=True)
+    choice = choose(kernel, manifest, world, environment)
+    bound = None
+    if choice.tier == "c":
+        bound = _bound(kernel, choice.suffix, choice.alternative, choice.source, rows)
+    return Binding(choice, bound, manifest)
+
+
+def peek(kernel: Kernel) -> Binding:
+    """The choice in force, or the one that the first use would make. Fixes nothing."""
+    with _lock:
+        return _bindings.get(kernel.key) or _decide(kernel)
+
+
+def bind(kernel: Kernel) -> Binding:
+    """The choice in force; made and fixed at the first call.
+
+    Raises:
+        ManifestError, SettingError: where ``TUNEKIT_STRICT`` makes a fault an error.
+    """
+    binding = _bindings.get(kernel.key)
+    if binding is not None:
+        return binding
+    with _lock:
+        binding = _bindings.get(kernel.key)
+        if binding is None:
+            binding = _decide(kernel)
+            _announce(kernel, binding)
+            _bindings[kernel.key] = binding
+    return binding
+
+
+def _announce(kernel: Kernel, binding: Binding) -> None:
+    choice = binding.choice
+    log.info("%s", choice.log_line())
+    if "choice" in settings().log:
+        print(choice.log_line(), file=sys.stderr)
+    for message in choice.warnings:
+        warn_once(f"tunekit: {kernel.key} runs on {choice.suffix}: {message}")
+    for row in kernel.rows:
+        for name in sorted(kernel.requires(row).unknown()):
+            warn_once(
+                f"tunekit: kernel {kernel.key}, row {row.suffix}: requires names the unknown feature {name!r}, "
+                f"so the row runs nowhere; see: python -m tunekit status --why-not {kernel.name} {row.suffix}"
+            )
+    if choice.tier == "python" and settings().policy != "reference" and settings().mode == "normal":
+        warn_once(
+            f"tunekit: {kernel.key} runs on its Python reference, which is correct and slow: {nothing_built(kernel)}"
+        )
+
+
+def nothing_built(kernel: Kernel) -> str:
+    """Why a kernel has no native code here, in one sentence with the mend."""
+    try:
+        report = json.loads(build_report_path(kernel).read_bytes())
+        reason = str(report["problem"])
+    except (OSError, ValueError, KeyError, TypeError):
+        reason = "no module was built for it" if not loaded_modules(kernel) else "no built row runs on this CPU"
+    return f"{reason}; to build: python -m tunekit build --scope {kernel.scope.name}"
+
+
+def build_report_path(kernel: Kernel) -> Path:
+    """What the install left beside the declaring file when it could not build the module."""
+    return Path(kernel.file).parent / f"{module.PREFIX}{kernel.scope.name}_build.json"
+
+
+# --- the grid --------------------------------------------------------------------------------------------
+
+
+def grid_rows(kernel: Kernel) -> dict[str, BoundRow]:
+    """Every built row that can run here, by suffix: the C reference first, then rows in order of declaration."""
+    world, rows = world_of(kernel, grid=True)
+    found: dict[str, BoundRow] = {}
+    if world.built.get(REFERENCE):
+        found[REFERENCE] = _bound(kernel, REFERENCE, 0, "grid", rows)
+    for row in kernel.rows:
+        alternative, reason = refusal(kernel, row.suffix, world)
+        if reason is None:
+            found[row.suffix] = _bound(kernel, row.suffix, alternative, "grid", rows)
+    return found
+
+
+def why_not(kernel: Kernel) -> dict[str, str]:
+    """Suffix to reason for every row that cannot run here: declined, not built, or a feature that is missing."""
+    world, _ = world_of(kernel, grid=True)
+    return {row.suffix: reason for row in kernel.rows if (reason := refusal(kernel, row.suffix, world)[1]) is not None}
+
+
+# --- what callers hold -----------------------------------------------------------------------------------
+
+
+class TunedFunction:
+    """A tuned function or a companion: called like the function that was decorated.
+
+    On the C tier a call checks its arguments (``TypeError``, ``ValueError``) and runs the chosen row with the GIL
+    released; on the Python tier it runs the decorated body, with the same checks.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
+        self.__wrapped__ = function
+        self.__name__ = function.__name__
+        self.__qualname__ = function.__qualname__
+        self.__module__ = function.__module__
+        self.__doc__ = function.__doc__
+        self.signature = signature
+        self._kernel: Kernel | None = None
+        self._index = 0
+
+    def attach(self, kernel: Kernel, index: int) -> None:
+        """Join the function to its kernel (done by :func:`tunekit.tune`)."""
+        self._kernel, self._index = kernel, index
+
+    @property
+    def kernel(self) -> Kernel:
+        if self._kernel is None:
+            raise ChoiceError(f"companion {self.__name__!r} belongs to no kernel; name it in companions=[...] of tunekit.tune")
+        return self._kernel
+
+    def __call__(self, *arguments: Any) -> Any:
+        checked = check_call(self.__name__, self.signature, arguments)
+        if self._kernel is not None:
+            bound = bind(self._kernel).bound
+            if bound is not None:
+                return call_native(bound, self.__name__, self._index, self.signature, checked)
+        return self.__wrapped__(*checked)
+
+    def bound(self) -> BoundRow | None:
+        """The row that runs, or None on the Python tier. Fixes the choice."""
+        return bind(self.kernel).bound
+
+    def choice(self) -> Choice:
+        """The choice that is in force, or that the first use would make."""
+        return peek(self.kernel).choice
+
+    def address(self) -> int:
+        """The C address of this function in the chosen row. Fixes the choice.
+
+        Raises:
+            ChoiceError: nothing native is built here.
+        """
+        bound = self.bound()
+        if bound is None:
+            raise ChoiceError(f"{self.kernel.key} has no native code here: {nothing_built(self.kernel)}")
+        return bound.address(self.__name__)
+
+    def variants(self) -> list[tuple[str, Callable[..., Any]]]:
+        """(suffix, callable) pairs. Normal mode: the reference alone. Grid modes: the reference, then every row.
+
+        A row that declined, was not built or cannot run here behaves exactly as the reference.
+        """
+        found: list[tuple[str, Callable[..., Any]]] = [(REFERENCE, self._reference)]
+        if settings().mode == "normal":
+            return found
+        rows = grid_rows(self.kernel)
+        for row in self.kernel.rows:
+            bound = rows.get(row.suffix)
+            found.append((row.suffix, self._reference if bound is None else _Variant(bound, self.__name__)))
+        return found
+
+    def _reference(self, *arguments: Any) -> Any:
+        checked = check_call(self.__name__, self.signature, arguments)
+        return self.__wrapped__(*checked)
+
+    def __repr__(self) -> str:
+        owner = f" of {self._kernel.key}" if self._kernel else ""
+        return f"<tuned function {self.__name__}{owner}>"
+
+
+class _Variant:
+    def __init__(self, bound: BoundRow, name: str) -> None:
+        self.bound, self.name = bound, name
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.bound.call(self.name, *arguments)
+
+
+class Tuned(TunedFunction):
+    """A tuned kernel: what :func:`tunekit.tune` returns."""
+
+    def manifest_get(self) -> str | None:
+        """The suffix that the scope's manifest names for this kernel, or None."""
+        return _manifest.manifest_get(self.kernel)
+
+    def manifest_set(self, suffix: str) -> Path:
+        """Record a row as this box's winner; the next process uses it. Raises ManifestError."""
+        return _manifest.manifest_set(self.kernel, suffix)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a family of kernels brings to be measured: checks (gates) and timed workloads (regimes).
+
+The harness knows no family. It hands a :class:`BoundRow` to the family's own functions and reads an answer.
+This module imports nothing of tunekit, so that families may import it from any floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+EVERYTHING = "*"
+
+
+class BoundRow(Protocol):
+    """A built row that this CPU can run, as gates and regimes see it."""
+
+    @property
+    def suffix(self) -> str:
+        """The row's name."""
+
+    @property
+    def alternative(self) -> Any:
+        """The features that this object was compiled for."""
+
+    def address(self, name: str) -> int:
+        """The C address of the kernel or companion ``name``."""
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call the kernel or companion ``name``."""
+
+
+# Gates and regimes are typed to take Any rather than BoundRow: families annotate their functions with the
+# concrete class, and a function of a subclass is no Callable of the protocol.
+Run = Callable[[Any], "str | None"]
+Prepare = Callable[[Any], Callable[[], None]]
+
+
+@dataclass(frozen=True)
+class GateCase:
+    """One check that a row must pass before it may be timed.
+
+    Attributes:
+        name: short, shown in the reason of a rejection.
+        run: gets the row; returns None when it passes, else the reason of the rejection. An exception rejects
+            too, with its text as the reason. It runs in a child process that a bad row may take down with it.
+    """
+
+    name: str
+    run: Run
+
+
+def _no_prepare(row: Any) -> Callable[[], None]:
+    raise TypeError("a Regime needs prepare=")
+
+
+@dataclass(frozen=True)
+class Regime:
+    """One workload that rows are timed on.
+
+    Attributes:
+        name: the column's title, such as ``tile``.
+        work: what one call of the prepared function does, in multiply-accumulates (or the unit's own count).
+        unit: what ``work / seconds / 1e9`` is called.
+        decides: ``"*"`` for the primary regime, which chooses among all rows; names of row arguments for a
+            secondary one, which chooses among the rows that equal the primary's winner in all other arguments;
+            empty for a regime that is only reported.
+        prepare: gets the row, builds the row's own operands and returns the function to time. That function
+            should do at least 20 microseconds of work a call: it is called from Python.
+    """
+
+    name: str
+    work: float
+    unit: str = "GMAC/s"
+    decides: str | tuple[str, ...] = ()
+    prepare: Prepare = _no_prepare
+
+    def __post_init__(self) -> None:
+        if not self.work > 0:
+            raise ValueError(f"regime {self.name}: work must be positive, not {self.work!r}")
+        if self.prepare is _no_prepare:
+            raise TypeError(f"regime {self.name}: it needs prepare=, a function of a row")
+        if isinstance(self.decides, str) and self.decides != EVERYTHING:
+            raise ValueError(f"regime {self.name}: decides is '*' or a tuple of row arguments, not {self.decides!r}")
+
+    def rate(self, seconds: float) -> float:
+        """What one call in ``seconds`` means in ``unit``."""
+        return self.work / seconds / 1e9
+
+
+@runtime_checkable
+class Fixtures(Protocol):
+    """What ``fixtures="module:attribute"`` of a declaration names: an object, or a class to be called."""
+
+    def gates(self) -> Sequence[GateCase]:
+        """The checks, cheap ones first; the first that fails ends the row."""
+
+    def regimes(self) -> Sequence[Regime]:
+        """The workloads; exactly one decides ``"*"``."""
+
+
+def check_regimes(regimes: Sequence[Regime]) -> list[Regime]:
+    """The regimes with the primary first.
+
+    Raises:
+        ValueError: no or several primaries, or a name that appears twice.
+    """
+    primary = [r for r in regimes if r.decides == EVERYTHING]
+    if len(primary) != 1:
+        raise ValueError(f"exactly one regime must have decides='*'; here {len(primary)} of {len(regimes)} have")
+    names = [r.name for r in regimes]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise ValueError(f"two regimes are called {twice[0]!r}")
+    return primary + [r for r in regimes if r.decides != EVERYTHING]

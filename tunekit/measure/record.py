@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a tuning run, kept beside the manifest: what was measured, on what, and why it came out so.
+
+The record explains; it never chooses. Choosing reads the manifest alone, and the status compares the record's box
+and hashes with today's to say whether the manifest is stale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, get_args, get_origin, get_type_hints
+
+from tunekit.errors import MalformedManifest
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class RowRecord:
+    """What became of one row.
+
+    Attributes:
+        verdict: one of ``winner tied slower rejected unavailable unmeasured``.
+        reason: why, in one sentence; empty for a winner that needs none.
+        seconds: how long its gates took.
+    """
+
+    verdict: str
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class RegimeRecord:
+    """One regime of one kernel. Times are seconds a call; a name with ``#2`` is the fallback's second entry.
+
+    Attributes:
+        unit, work, decides: as the family declared them (see :class:`tunekit.measure.fixtures.Regime`).
+        seed: of the orders of the rounds.
+        complete: whether the race ended by its plan and not by the time limit.
+        floor, margin: the noise floor of the fallback's pair, and the lead that counted as a win; None where
+            nothing was measured.
+        calls: calls a window.
+        centres, errors, spreads: of the final where the row was in it, else of the screening (levelled samples).
+        finalists: who was raced again.
+        screening, final: raw samples.
+    """
+
+    unit: str
+    work: float
+    decides: list[str]
+    seed: int = 0
+    complete: bool = True
+    floor: float | None = None
+    margin: float | None = None
+    calls: dict[str, int] = field(default_factory=dict)
+    centres: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    spreads: dict[str, float] = field(default_factory=dict)
+    finalists: list[str] = field(default_factory=list)
+    screening: dict[str, list[float]] = field(default_factory=dict)
+    final: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """One kernel of a run; it carries its own date, toolchain and hashes, since a run may cover one kernel only.
+
+    Attributes:
+        winner: what the manifest holds after the run, or None where nothing was chosen.
+        previous: what it held before, or None.
+        fallback: what runs untuned.
+        reason: why the winner won, or why nothing was chosen.
+        complete: whether every row was gated and raced to the end.
+        ended: when, ISO 8601 in UTC.
+        compiler: its version line.
+        hashes: of what its rows were made from: ``grid`` (the declaration) and ``templates``.
+        picks: what each deciding regime said.
+        notes: what a reader should know (a noisy box, a regime in which the winner loses).
+        rows: by suffix, in the order of the declaration.
+        regimes: by name, the primary first.
+    """
+
+    winner: str | None = None
+    previous: str | None = None
+    fallback: str | None = None
+    reason: str = ""
+    complete: bool = True
+    ended: str = ""
+    compiler: str = ""
+    hashes: dict[str, str] = field(default_factory=dict)
+    picks: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    rows: dict[str, RowRecord] = field(default_factory=dict)
+    regimes: dict[str, RegimeRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The contents of ``<scope>.tune.run.json``.
+
+    Attributes:
+        scope: whose manifest this explains.
+        box: the box as JSON (see :mod:`tunekit.cpu.box`).
+        brand: the processor's name for people; nothing depends on it.
+        seed: of the run; a run with the same seed on the same times decides the same.
+        started, ended: ISO 8601 in UTC.
+        time_limit: seconds, or None.
+        stages: seconds by stage.
+        digests: of the grids, by ``scope.kernel``; another digest today means that the manifest is stale.
+        kernels: by name.
+    """
+
+    scope: str
+    box: dict[str, Any]
+    brand: str = "unknown"
+    seed: int = 0
+    started: str = ""
+    ended: str = ""
+    time_limit: float | None = None
+    stages: dict[str, float] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    kernels: dict[str, KernelRecord] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; exact both ways."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> RunRecord:
+        """Read what :meth:`to_json` wrote; unknown keys are passed over.
+
+        Raises:
+            MalformedManifest: another schema, a missing key or a value of the wrong type; the message names it.
+        """
+        if not isinstance(value, dict):
+            raise MalformedManifest(f"a run record is a JSON object, not {type(value).__name__}")
+        if value.get("schema") != SCHEMA:
+            raise MalformedManifest(f"a run record of schema {value.get('schema')!r}; this tunekit reads {SCHEMA}")
+        record: RunRecord = _read(cls, value, "record")
+        return record
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """``value`` as ``kind``: a dataclass, a container of them, or a JSON scalar."""
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, dict):
+            raise MalformedManifest(f"{where}: expected an object, found {type(value).__name__}")
+        hints = get_type_hints(kind)
+        found = {}
+        for spec in dataclasses.fields(kind):
+            if spec.name in value:
+                found[spec.name] = _read(hints[spec.name], value[spec.name], f"{where}.{spec.name}")
+            elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
+                raise MalformedManifest(f"{where}: {spec.name} is missing")
+        return kind(**found)
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is list and isinstance(value, list):
+        return [_read(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return {name: _read(inner[1], item, f"{where}.{name}") for name, item in value.items()}
+    if origin not in (list, dict):
+        allowed = inner or (kind,)
+        if float in allowed and type(value) in (int, float) and math.isfinite(value):
+            return float(value)
+        if any(type(value) is one for one in allowed):  # exactly: True is no int here
+            return value
+    raise MalformedManifest(f"{where}: {value!r:.60} has the wrong type")
+
+
+def merge(old: RunRecord | None, new: RunRecord) -> RunRecord:
+    """A run's record together with the kernels that only an older run of the same scope on the same box covered."""
+    if old is None or old.scope != new.scope or old.box != new.box:
+        return new
+    return dataclasses.replace(
+        new, digests={**old.digests, **new.digests}, kernels={**old.kernels, **new.kernels}
+    )

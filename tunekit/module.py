@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading generated modules: bags of rows with a stamp.
+
+A module carries, as data, what it was made from: format, declaration digests, compiler, flags, each row's needs
+and each dropped row's reason. Loading checks the stamp against the declaration in this process and, when it
+refuses, names the field that differs. Loading runs no instruction beyond the architecture's baseline.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunekit.errors import AbiError
+from tunekit.kernel import ABI, Kernel
+from tunekit.paths import module_suffix
+
+FORMAT = 1
+"""Version of the stamp and of the registry inside a module."""
+
+PREFIX = "_tk_"
+
+
+@dataclass(frozen=True)
+class BuiltRow:
+    """One built object of one row, inside a loaded module."""
+
+    suffix: str
+    alternative: int
+    features: tuple[str, ...]
+    needs: frozenset[str]
+    addresses: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LoadedModule:
+    """A generated module in this process."""
+
+    name: str
+    path: Path
+    kind: str
+    stamp: Mapping[str, Any]
+    lib: Any
+    rows: Mapping[str, tuple[BuiltRow, ...]]
+    """``scope.kernel`` -> its built objects, alternatives of a row in order."""
+
+    def objects(self, kernel: Kernel) -> dict[str, tuple[BuiltRow, ...]]:
+        """Suffix to built objects of a kernel."""
+        found: dict[str, tuple[BuiltRow, ...]] = {}
+        for row in self.rows.get(kernel.key, ()):
+            found[row.suffix] = (*found.get(row.suffix, ()), row)
+        return found
+
+    def dropped(self, kernel: Kernel) -> dict[str, str]:
+        """Suffix to the reason why it is not in this module although it was asked for."""
+        return dict(self.stamp["kernels"].get(kernel.key, {}).get("dropped", {}))
+
+    def caller(self, kernel: Kernel, function: str) -> Callable[..., Any]:
+        """The trampoline that calls a function of the kernel by address, floating-point environment set."""
+        return getattr(self.lib, f"tk_call_{kernel.scope.name}_{function}")  # type: ignore[no-any-return]
+
+
+def check_stamp(stamp: Mapping[str, Any], kernels: Sequence[Kernel], where: str) -> None:
+    """Refuse a module that was not made for these declarations by this format.
+
+    Raises:
+        AbiError: names the field, what the module has, what is wanted, and the mend.
+    """
+
+    def refuse(name: str, have: object, want: object, mend: str) -> None:
+        raise AbiError(f"{where}: {name} is {have!r}, this tunekit wants {want!r}; {mend}")
+
+    rebuild = "rebuild it with: python -m tunekit build"
+    for name, want in (("format", FORMAT), ("abi", ABI)):
+        if stamp.get(name) != want:
+            refuse(name, stamp.get(name), want, f"the module was made by another tunekit, {rebuild}")
+    for kernel in kernels:
+        entry = stamp.get("kernels", {}).get(kernel.key)
+        if entry is None:
+            raise AbiError(f"{where}: it holds no kernel {kernel.key}; {rebuild}")
+        if entry.get("digest") != kernel.digest():
+            refuse(f"the declaration digest of {kernel.key}", entry.get("digest"), kernel.digest(),
+                   f"the declaration has changed since, {rebuild} (or reinstall the package)")
+
+
+_loaded: dict[Path, LoadedModule] = {}
+
+
+def load(path: Path, kernels: Sequence[Kernel]) -> LoadedModule:
+    """Load a generated module, or return the one already loaded from that file.
+
+    Raises:
+        AbiError: it cannot be loaded, or its stamp differs.
+    """
+    if path in _loaded:
+        module = _loaded[path]
+        check_stamp(module.stamp, kernels, str(path))
+        return module
+    name = path.name.partition(".")[0]
+    try:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise AbiError(f"{path}: it is no extension module of this interpreter")
+        extension = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(extension)
+    except AbiError:
+        raise
+    except Exception as error:  # a truncated file, another architecture, a missing libc symbol
+        raise AbiError(f"{path}: it cannot be loaded ({error}); rebuild it with: python -m tunekit build") from error
+    finally:
+        sys.modules.pop(name, None)
+    ffi, lib = extension.ffi, extension.lib
+    try:
+        stamp = json.loads(ffi.string(lib.tk_stamp()))
+    except Exception as error:
+        raise AbiError(f"{path}: its stamp cannot be read ({error}); rebuild it with: python -m tunekit build") from error
+    check_stamp(stamp, kernels, str(path))
+
+    count = int(lib.tk_row_count())
+    table = lib.tk_row_table()
+    rows: dict[str, list[BuiltRow]] = {}
+    described = {
+        (key, row["suffix"], row["alternative"]): row
+        for key, entry in stamp["kernels"].items()
+        for row in entry["rows"]
+    }
+    for index in range(count):
+        entry = table[index]
+        key, suffix = ffi.string(entry.kernel).decode(), ffi.string(entry.suffix).decode()
+        alternative = int(entry.alternative)
+        data = described[key, suffix, alternative]
+        addresses = tuple(int(entry.functions[i]) for i in range(int(entry.count)))
+        rows.setdefault(key, []).append(
+            BuiltRow(suffix, alternative, tuple(data["features"]), frozenset(data["needs"]), addresses)
+        )
+    module = LoadedModule(
+        name, path, str(stamp.get("kind", "")), stamp, lib, {key: tuple(found) for key, found in rows.items()}
+    )
+    _loaded[path] = module
+    return module
+
+
+def find_beside(kernel: Kernel) -> list[Path]:
+    """The modules that an install put beside the declaring file, newest first."""
+    folder = Path(kernel.file).parent
+    found = folder.glob(f"{PREFIX}{kernel.scope.name}_*{module_suffix()}")
+    return sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)
+

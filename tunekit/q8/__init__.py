@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products of 8-bit blocks (Q8_0 weights, Q8 activations), exact and bit-identical on every box.
+
+>>> from tunekit import q8
+>>> m = q8.pack(w)                  # (N, K) float32 -> Matrix;  q8.from_q8_0(blocks, n, k) takes ggml's bytes
+>>> y = q8.matmul(x, m)             # (T, K) or (K,) float32 -> (T, N) or (N,) float32
+>>> a = q8.quantize(x)              # quantise once, multiply often
+>>> y = q8.matmul(a, m, out=y)
+>>> q8.oracle.matmul(a, m)          # the executable specification, NumPy only; the same bits
+
+Importing chooses nothing: the first product decides which row runs, for the whole process.
+"""
+
+from __future__ import annotations
+
+from tunekit.q8 import oracle
+from tunekit.q8.matrix import Activations, Matrix, from_q8_0, pack
+from tunekit.q8.product import matmul, quantize
+
+__all__ = ["Activations", "Matrix", "from_q8_0", "matmul", "oracle", "pack", "quantize"]

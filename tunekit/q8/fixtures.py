@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a row of the family must pass before it may be timed, and what it is timed on.
+
+Every gate is exact equality with :mod:`tunekit.q8.oracle`, into outputs that are filled with a recognisable NaN
+beforehand, between canaries that must survive. Operands have the alignment of their elements and no more (the
+prepared activations alone are 64-byte aligned by contract). A reason names the case, the first index that differs,
+what was there and what should have been.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunekit.measure.fixtures import EVERYTHING, GateCase, Regime
+from tunekit.q8 import grid, oracle, product
+from tunekit.q8.layout import aligned, layout_of, pack_plane
+
+if TYPE_CHECKING:
+    from tunekit.dispatch import BoundRow
+
+BLOCK = oracle.BLOCK
+ROWS = 96  # weight rows of a gate: whole groups for every mr up to 32, and three of them
+NB = (1, 2, 3, 5, 7)  # odd and even block counts; every remainder of kstep and gkstep 4
+KINDS = ("full range", "extremes", "double rounding", "special scales")
+
+CANARY = 0x7FC0BEEF  # a quiet NaN whose payload no arithmetic on the operands makes
+_EDGE = 24  # canaries on either side of an output
+
+
+# --- operands --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """Operands of a product, and what it must give."""
+
+    q: NDArray[np.int8]
+    s: NDArray[np.float32]
+    w: NDArray[np.int8]
+    ws: NDArray[np.float32]
+    y: NDArray[np.float32]
+
+
+def scales(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Normal-valued scales of either sign, over some binades, with full mantissas."""
+    magnitude = np.exp2(rng.uniform(-12, 2, shape))
+    return np.asarray(magnitude * rng.choice([-1.0, 1.0], shape), np.float32)
+
+
+def double_rounding(
+    rng: np.random.Generator, t: int, n: int, nb: int
+) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int8], NDArray[np.float32]]:
+    """Products that land on the midpoint of two float32, beside a sum too small for float64 to see.
+
+    The last block's term is an odd number of 25 bits times a power of two; an earlier block leaves a sum 2**-70 or
+    so below it, whose sign alone says which way to round. An fma that is a float64 addition, or a product and an
+    addition that round apart, fails about every second output.
+    """
+    q = np.zeros((t, nb * BLOCK), np.int8)
+    w = np.zeros((n, nb * BLOCK), np.int8)
+    s = np.exp2(rng.integers(-3, 4, (t, nb))).astype(np.float32)
+    ws = scales(rng, (n, nb))
+    odd = rng.choice([3, 5, 7, 9, 11, 25, 49, 77, 99, 127], n)
+    low, high = -(-(1 << 24) // odd), (1 << 25) // odd
+    mantissa = np.minimum(rng.integers(low, high) | 1, (1 << 24) - 1)
+    place = int(rng.integers(0, BLOCK))
+    last = (nb - 1) * BLOCK + place
+    w[:, last] = odd
+    q[:, last] = rng.choice([-1, 1], t)
+    ws[:, nb - 1] = np.ldexp(mantissa.astype(np.float64), -24).astype(np.float32)
+    if nb > 1:
+        first = int(rng.integers(0, nb - 1))
+        w[:, first * BLOCK + place] = rng.choice([-1, 1], n)
+        q[:, first * BLOCK + place] = rng.choice([-1, 1], t)
+        ws[:, first] = np.ldexp(1.0, -rng.integers(60, 100, n)).astype(np.float32)
+    return q, s, w, ws
+
+
+@functools.lru_cache(maxsize=64)
+def case(kind: str, nb: int, t: int) -> Case:
+    """Operands of one of :data:`KINDS`: ``t`` tokens, :data:`ROWS` rows of weights, ``nb`` blocks."""
+    rng = np.random.default_rng([nb, t, KINDS.index(kind)])
+    k = nb * BLOCK
+    q = rng.integers(-127, 128, (t, k), dtype=np.int8)
+    w = rng.integers(-128, 128, (ROWS, k), dtype=np.int8)
+    s, ws = scales(rng, (t, nb)), scales(rng, (ROWS, nb))
+    if kind == "extremes":
+        # Whole rows of one extreme: the sums are the largest there are, and a pair of them is what saturates.
+        w[:] = rng.choice(np.array([-128, 127], np.int8), (ROWS, 1))
+        q[:] = rng.choice(np.array([-127, 127], np.int8), (t, 1))
+        w[1::4] = -128
+        q[1::3] = 127
+        w[2::8, ::2] = 127
+    elif kind == "double rounding":
+        q, s, w, ws = double_rounding(rng, t, ROWS, nb)
+    elif kind == "special scales":
+        odd = np.array([0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-40, 3e38, 1.2e-38], np.float32)
+        ws[::3] = np.where(rng.random((len(ws[::3]), nb)) < 0.5, rng.choice(odd, (len(ws[::3]), nb)), ws[::3])
+        s[1::4] = np.where(rng.random((len(s[1::4]), nb)) < 0.5, rng.choice(odd, (len(s[1::4]), nb)), s[1::4])
+    return Case(q, s, w, ws, oracle.matmul_codes(q, s, w, ws))
+
+
+@functools.cache
+def quantiser_blocks() -> NDArray[np.float32]:
+    """Blocks (count, 32) that a quantiser may get wrong."""
+    rng = np.random.default_rng(7)
+    base = rng.standard_normal(BLOCK).astype(np.float32)
+    top = np.float32(np.finfo(np.float32).max)
+    blocks: list[Any] = [np.zeros(BLOCK), np.full(BLOCK, -0.0), base]
+    ties = np.arange(BLOCK, dtype=np.float32) - np.float32(15.5)
+    for step in (1.0, 2.0**-126, 2.0**-40, 2.0**100, 3.0):
+        # amax = 127 * step, so x / d is the tie itself wherever the division is exact.
+        blocks.append(np.float32(step) * np.append(ties[1:], np.float32(127)))
+        blocks.append(np.float32(step) * np.append(ties[1:] * 4 + np.float32(0.5), np.float32(-127)))
+    smallest = np.float32(127) * np.float32(2.0**-126)
+    for edge in (np.nextafter(smallest, np.float32(0)), smallest, np.nextafter(smallest, top)):
+        blocks.append(base / np.abs(base).max() * edge)
+    blocks += [np.full(BLOCK, 1e-45), base * np.float32(1e-41), np.full(BLOCK, top), base / np.abs(base).max() * top]
+    for lane in range(BLOCK):
+        for value in (np.nan, np.inf, -np.inf, -top, 300.0):
+            block = base.copy()
+            block[lane] = value
+            blocks.append(block)
+    for _ in range(60):
+        # x beside a tie of x / d: where a product with the reciprocal of d falls on the other side.
+        d = np.float32(rng.uniform(1, 2))
+        blocks.append(np.append(np.asarray(rng.integers(-126, 126, BLOCK - 1) + 0.5, np.float32) * d, d * np.float32(127)))
+    for exponent in range(-120, 120, 8):
+        blocks.append(rng.standard_normal(BLOCK) * 2.0**exponent)
+    return np.asarray(np.stack([np.asarray(b, np.float32) for b in blocks]))
+
+
+def displaced(array: NDArray[Any]) -> NDArray[Any]:
+    """A flat copy that has the alignment of its elements and no more."""
+    size = array.dtype.itemsize
+    buffer = aligned(array.size + 64 // size + 1, array.dtype)
+    part = buffer[1 : 1 + array.size]
+    part[...] = array.reshape(-1)
+    return part
+
+
+class Guarded:
+    """A float32 output between canaries, filled with them."""
+
+    def __init__(self, size: int) -> None:
+        self.whole = aligned(size + 2 * _EDGE + 1, np.float32)
+        self.whole.view(np.uint32)[...] = CANARY
+        self.inner = self.whole[_EDGE + 1 : _EDGE + 1 + size]  # one off: no more than element alignment
+
+    def check(self, name: str, expected: NDArray[np.float32], stride: int, width: int) -> str | None:
+        """Compare rows of ``width`` outputs that lie ``stride`` apart; everything else must be untouched."""
+        bits = self.whole.view(np.uint32).copy()
+        start, tokens = _EDGE + 1, expected.shape[0]
+        at = start + np.arange(tokens)[:, None] * stride + np.arange(width)[None, :]
+        found = bits[at]
+        bits[at] = CANARY
+        stray = np.flatnonzero(bits != CANARY)
+        if stray.size:
+            return f"{name}: wrote outside its output, at float {int(stray[0]) - start} from its start"
+        if (found == CANARY).any():
+            t, i = (int(v) for v in np.argwhere(found == CANARY)[0])
+            return f"{name}: y[{t}, {i}] was not written"
+        return difference(name, found.view(np.float32), expected)
+
+
+def difference(name: str, got: NDArray[Any], expected: NDArray[Any]) -> str | None:
+    """None where the arrays have the same bits, NaN standing for NaN; else the first difference."""
+    if got.shape != expected.shape:
+        return f"{name}: shape {got.shape}, expected {expected.shape}"
+    if got.dtype == np.float32:
+        same = (got.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(got) & np.isnan(expected))
+    else:
+        same = got == expected
+    if same.all():
+        return None
+    index = tuple(int(v) for v in np.argwhere(~same)[0])
+    shown = ", ".join(map(str, index))
+    count = int((~same).sum())
+    return f"{name}: [{shown}] is {got[index]!r}, expected {expected[index]!r} ({count} of {same.size} differ)"
+
+
+def prepared(bound: BoundRow, q: NDArray[np.int8], s: NDArray[np.float32]) -> NDArray[np.uint8] | str:
+    """The row's own form of activations, made in two ranges; or why that went wrong."""
+    t, k = q.shape
+    nb = k // BLOCK
+    size = int(bound.call("q8q8_acts_bytes", t, nb))
+    if size < 0 or size % 64:
+        return f"acts_bytes({t}, {nb}) is {size}, no multiple of 64"
+    buffer = aligned(size + 128, np.uint8)
+    buffer[...] = 0xA5
+    xa = buffer[64 : 64 + size]
+    codes, factors = displaced(q), displaced(s)
+    for t0, t1 in ((t // 3, t), (0, t // 3)):
+        bound.call("q8q8_prepare", xa, codes, factors, t, t0, t1, nb)
+    if (buffer[:64] != 0xA5).any() or (buffer[64 + size :] != 0xA5).any():
+        return f"prepare({t} tokens, {nb} blocks) wrote outside acts_bytes"
+    return xa
+
+
+# --- gates -----------------------------------------------------------------------------------------------
+
+
+def _schema(bound: BoundRow) -> str | None:
+    """The compiled companions say what the schema says, or layouts desynchronise silently."""
+    layout = layout_of(bound.row)
+    for name, expected in (("layout", layout.mr), ("wbias", layout.bias), ("kgroup", layout.kgroup)):
+        got = bound.call(f"q8q8_{name}")
+        if got != expected:
+            return f"q8q8_{name}() is {got}, and the layout schema says {expected}"
+    step = bound.call("q8q8_tokstep")
+    if bound.row is not None and step != grid.tokstep(bound.row):
+        return f"q8q8_tokstep() is {step}, and the grid says {grid.tokstep(bound.row)}"
+    if step < 1:
+        return f"q8q8_tokstep() is {step}"
+    for tokens, nb in ((0, 0), (0, 3), (3, 0), (1, 1), (17, 7)):
+        size = bound.call("q8q8_acts_bytes", tokens, nb)
+        least = tokens * nb * (BLOCK + 4)
+        if size % 64 or size < least:
+            return f"acts_bytes({tokens}, {nb}) is {size}: not a multiple of 64 of at least {least}"
+    return None
+
+
+def _quantise(bound: BoundRow, nb: int) -> str | None:
+    blocks = quantiser_blocks()
+    t = len(blocks) // nb
+    x = blocks[: t * nb].reshape(t, nb * BLOCK)
+    codes, factors = oracle.quantize(x)
+    q = np.full((t + 2) * nb * BLOCK, 77, np.int8)[nb * BLOCK :]
+    s = Guarded((t + 1) * nb)
+    padded = displaced(np.vstack([x[:1], x]))
+    # Tokens [1, t + 1) of an array whose first token, and everything behind the last, must stay as they are.
+    bound.call("q8q8_quantize", q, s.inner, padded, 1, t + 1, nb)
+    if (q[: nb * BLOCK] != 77).any() or q.base is None or (q.base[: nb * BLOCK] != 77).any():
+        return "quantize wrote codes outside its tokens"
+    reason = difference("codes", q[nb * BLOCK :].reshape(t, -1), codes)
+    if reason:
+        return reason
+    whole = s.whole[_EDGE + 1 + nb : _EDGE + 1 + (t + 1) * nb].reshape(t, nb).copy()
+    rest = s.whole.view(np.uint32).copy()
+    rest[_EDGE + 1 + nb : _EDGE + 1 + (t + 1) * nb] = CANARY
+    if (rest != CANARY).any():
+        return "quantize wrote scales outside its tokens"
+    return difference("scales", whole, factors)
+
+
+def _tokens(bound: BoundRow) -> int:
+    return max(17, 2 * int(bound.call("q8q8_tokstep")) + 1)
+
+
+def _tile(bound: BoundRow, kind: str, nb: int) -> str | None:
+    layout = layout_of(bound.row)
+    step = int(bound.call("q8q8_tokstep"))
+    tokens = _tokens(bound)
+    data = case(kind, nb, tokens)
+    xa = prepared(bound, data.q, data.s)
+    if isinstance(xa, str):
+        return xa
+    w, ws = (displaced(plane) for plane in pack_plane(data.w, data.ws, layout))
+    groups = ROWS // layout.mr
+
+    def check(t0: int, nt: int, ng: int) -> str | None:
+        width = ng * layout.mr
+        ldy = width + 5
+        y = Guarded((nt - 1) * ldy + width)
+        bound.call("q8q8", y.inner, ldy, w, ws, xa, tokens, t0, nt, nb, ng)
+        return y.check(f"tile of {nt} tokens from {t0}, {ng} groups", data.y[t0 : t0 + nt, :width], ldy, width)
+
+    for nt in range(1, step + 1):
+        for t0, ng in ((0, groups), (1, 1), (tokens - nt, min(groups, 2))):
+            if reason := check(t0, nt, ng):
+                return reason
+    for t0 in range(0, tokens, step):
+        if reason := check(t0, min(step, tokens - t0), groups):
+            return reason
+    return None
+
+
+def _gemv(bound: BoundRow, kind: str, nb: int) -> str | None:
+    layout = layout_of(bound.row)
+    data = case(kind, nb, 17)
+    xa = prepared(bound, data.q, data.s)
+    if isinstance(xa, str):
+        return xa
+    w, ws = (displaced(plane) for plane in pack_plane(data.w, data.ws, layout))
+    groups = ROWS // layout.mr
+    # Every number of groups up to eight: a GEMV may take several a step, and then has a tail of its own.
+    for t, ng in [(t, groups) for t in (0, 1, 16)] + [(2, ng) for ng in range(1, min(groups, 8) + 1)]:
+        width = ng * layout.mr
+        y = Guarded(width)
+        bound.call("q8q8_gemv", y.inner, w, ws, xa, 17, t, nb, ng)
+        if reason := y.check(f"gemv of token {t}, {ng} groups", data.y[t : t + 1, :width], width, width):
+            return reason
+    return None
+
+
+def _traversal(bound: BoundRow, nb: int) -> str | None:
+    """Whole products: rows that fill no group, every number of tokens, floats in."""
+    row = product.bind(bound)
+    step = int(bound.call("q8q8_tokstep"))
+    k = nb * BLOCK
+    rng = np.random.default_rng([nb, 99])
+    for n in sorted({1, row.layout.mr - 1, row.layout.mr, row.layout.mr + 1, 3 * row.layout.mr + 5} - {0}):
+        weights = rng.integers(-128, 128, (n, k), dtype=np.int8)
+        factors = scales(rng, (n, nb))
+        w, ws = (displaced(plane) for plane in pack_plane(weights, factors, row.layout))
+        for t in range(1, 2 * step + 2):
+            x = rng.standard_normal((t, k), dtype=np.float32) * np.float32(3)
+            if t == 2:
+                x[0, k // 2] = np.nan
+                x[1, 0] = np.inf
+            q, s = oracle.quantize(x)
+            expected = oracle.matmul_codes(q, s, weights, factors)
+            y = Guarded(t * n)
+            row.core.q8_matmul(row.row, y.inner, displaced(x), w, ws, t, n, k)
+            if reason := y.check(f"product ({t}, {k}) by ({n}, {k})", expected, n, n):
+                return reason
+            y = Guarded(t * n)
+            row.core.q8_matmul_acts(row.row, y.inner, displaced(q), displaced(s), w, ws, t, n, k)
+            if reason := y.check(f"product of Activations ({t}, {k}) by ({n}, {k})", expected, n, n):
+                return reason
+    return None
+
+
+# --- workloads -------------------------------------------------------------------------------------------
+
+
+def _arena(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+    """Copies in one allocation, each at a cache line of its own within the 4 KiB page.
+
+    Separate allocations that agree in their low twelve address bits alias, and whether they do is up to the heap;
+    64-byte alignment and a stagger take that chance out of the comparison.
+    """
+    starts, end = [], 0
+    for i, array in enumerate(arrays):
+        start = -(-end // 4096) * 4096 + (i * 7 % 64) * 64
+        starts.append(start)
+        end = start + array.nbytes
+    raw = np.empty(end + 4096, np.uint8)
+    base = -raw.ctypes.data % 4096
+    out = []
+    for start, array in zip(starts, arrays, strict=True):
+        part = raw[base + start : base + start + array.nbytes].view(array.dtype)
+        part[...] = array.reshape(-1)
+        out.append(part)
+    return out
+
+
+@functools.lru_cache(maxsize=4)
+def _workload(k: int, n: int, t: int) -> tuple[NDArray[Any], ...]:
+    rng = np.random.default_rng([k, n, t])
+    # A quantised normal distribution: what weights and activations look like, and no denormal anywhere.
+    q, s = oracle.quantize(rng.standard_normal((t, k), dtype=np.float32))
+    w = np.clip(np.rint(rng.standard_normal((n, k), dtype=np.float32) * np.float32(40)), -128, 127).astype(np.int8)
+    ws = rng.uniform(0.0005, 0.002, (n, k // BLOCK)).astype(np.float32)
+    return q, s, w, ws
+
+
+def _prepare(k: int, n: int, t: int) -> Callable[[BoundRow], Callable[[], None]]:
+    def prepare(bound: BoundRow) -> Callable[[], None]:
+        row = product.bind(bound)
+        q, s, weights, factors = _workload(k, n, t)
+        w, ws, codes, scale, y = _arena(
+            *pack_plane(weights, factors, row.layout), q, s, np.zeros((t, n), np.float32)
+        )
+        run, capsule = row.core.q8_matmul_acts, row.row
+
+        def call() -> None:
+            run(capsule, y, codes, scale, w, ws, t, n, k)
+
+        return call
+
+    return prepare
+
+
+def _regime(name: str, k: int, n: int, t: int, decides: str | tuple[str, ...]) -> Regime:
+    return Regime(name, float(k) * n * t, "GMAC/s", decides, _prepare(k, n, t))
+
+
+class Q8Fixtures:
+    """The gates and regimes of ``q8q8``."""
+
+    def gates(self) -> list[GateCase]:
+        """The checks, cheap ones first."""
+
+        def gate(name: str, run: Callable[..., str | None], *extra: Any) -> GateCase:
+            return GateCase(name, lambda bound: run(bound, *extra))
+
+        return [
+            gate("schema", _schema),
+            *(gate(f"quantise, {nb} blocks a token", _quantise, nb) for nb in (1, 3)),
+            *(gate(f"tile, {kind}, {nb} blocks", _tile, kind, nb) for kind in KINDS for nb in NB),
+            *(gate(f"gemv, {kind}, {nb} blocks", _gemv, kind, nb) for kind in KINDS for nb in NB),
+            *(gate(f"traversal, {nb} blocks", _traversal, nb) for nb in (1, 4, 7)),
+        ]
+
+    def regimes(self) -> list[Regime]:
+        """A batch, which decides; a vector in cache, which decides the GEMV's own argument; a streamed vector.
+
+        The streamed one is bound by memory: it cannot rank kernels, and is reported only.
+        """
+        return [
+            _regime("tile", 2048, 512, 64, EVERYTHING),
+            _regime("gemv", 2048, 512, 1, ("gkstep",)),
+            _regime("gemv_stream", 2048, 8192, 1, ()),
+        ]
+
+
+FIXTURES = Q8Fixtures()

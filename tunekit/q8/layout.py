@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layout schema: how a row wants its weights laid out, and in which form it reads activations.
+
+The plane of a matrix of N rows and K = 32*nb columns, for a layout with ``mr`` and ``kgroup``: rows stand in groups
+of ``mr``; group g starts at byte g*mr*32*nb of the weight plane and at float g*mr*nb of the scale plane. Inside it,
+byte bi*mr*32 + kg*kgroup*mr + r*kgroup + j holds weight k = bi*32 + kg*kgroup + j of row r, so that one vector
+load meets the same few k of several rows; the scale of block bi of row r is float bi*mr + r. With ``bias`` 128 the
+bytes are stored as ``w ^ 0x80``. N is padded to a whole number of groups by rows of zero weights and zero scales:
+no kernel needs a second, row-major path for the last rows, whose order of additions could differ.
+
+:func:`pack_plane` is the only routine that writes this layout, and asks the schema for every stride.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunekit.q8.grid import BLOCK, LEGS, leg_of, number, value
+from tunekit.rows import Row
+
+ALIGN = 64
+"""Bytes to which planes are aligned: a cache line, and the widest vector."""
+
+_WORDS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a row reads.
+
+    Attributes:
+        mr: rows of weights in a group.
+        kgroup: neighbouring k of one row that stand together: 1, 2, 4 or 8.
+        bias: what is added to the stored weight bytes modulo 256: 0 or 128.
+        codes: the form of the activation codes in the row's own prepared form, ``"int8"`` or ``"int16"``.
+        sums: whether the prepared form also holds the block sums (a biased row subtracts 128 times them).
+    """
+
+    mr: int
+    kgroup: int
+    bias: int = 0
+    codes: Literal["int8", "int16"] = "int8"
+    sums: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mr < 1 or self.kgroup not in _WORDS or self.bias not in (0, 128):
+            raise ValueError(f"no such layout: mr {self.mr}, kgroup {self.kgroup}, bias {self.bias}")
+
+    @property
+    def plane(self) -> str:
+        """Identifies the weight plane alone. Rows that agree in it read the same packed matrix."""
+        return f"mr{self.mr}_kgroup{self.kgroup}" + (f"_bias{self.bias}" if self.bias else "")
+
+    @property
+    def activations(self) -> str:
+        """Identifies the prepared form of the activations."""
+        return self.codes + ("_sums" if self.sums else "")
+
+    @property
+    def id(self) -> str:
+        """Identifies the whole layout, such as ``mr16_kgroup2+int16``."""
+        return f"{self.plane}+{self.activations}"
+
+    def __str__(self) -> str:
+        return self.id
+
+    def padded(self, n: int) -> int:
+        """Rows that the plane of an n-row matrix holds."""
+        return -(-n // self.mr) * self.mr
+
+
+REFERENCE = Layout(mr=1, kgroup=4)
+"""The layout of the portable row: with one row in a group, the plane is the matrix itself, row by row."""
+
+
+@functools.cache
+def layout_of(row: Row | None) -> Layout:
+    """The layout of a row (None: the reference).
+
+    Raises:
+        ValueError: the row's instruction does not exist, at any width.
+    """
+    if row is None:
+        return REFERENCE
+    leg = leg_of(row) or next((leg for leg in LEGS if leg.dot == value(row, "dot")), None)
+    if leg is None:
+        raise ValueError(f"row {row.suffix}: there is no leg {value(row, 'dot')!r}")
+    bias = number(row, "bias")
+    return Layout(number(row, "mr"), leg.kgroup, bias, leg.codes, sums=bias != 0)
+
+
+def aligned(count: int, dtype: Any) -> NDArray[Any]:
+    """An uninitialised 1-D array whose data starts at a multiple of 64 bytes."""
+    kind = np.dtype(dtype)
+    raw = np.empty(count * kind.itemsize + ALIGN, np.uint8)
+    start = -raw.ctypes.data % ALIGN
+    return raw[start : start + count * kind.itemsize].view(kind)
+
+
+def _shape(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> tuple[int, int, int]:
+    if codes.ndim != 2 or codes.dtype != np.int8 or codes.shape[1] % BLOCK:
+        raise ValueError(f"codes must be int8 (N, K) with K a multiple of {BLOCK}, not {codes.dtype} {codes.shape}")
+    n, k = codes.shape
+    if scales.shape != (n, k // BLOCK) or scales.dtype != np.float32:
+        raise ValueError(f"scales must be float32 {(n, k // BLOCK)}, not {scales.dtype} {scales.shape}")
+    return n, k, k // BLOCK
+
+
+def pack_plane(
+    codes: NDArray[np.int8], scales: NDArray[np.float32], layout: Layout
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Lay canonical weights out for a layout.
+
+    Args:
+        codes: (N, K) int8, any value.
+        scales: (N, K/32) float32.
+        layout: the schema.
+
+    Returns:
+        The weight plane, int8, and the scale plane, float32: flat, 64-byte aligned, for N padded to whole groups.
+    """
+    n, k, nb = _shape(codes, scales)
+    mr, padded = layout.mr, layout.padded(n)
+    full = n // mr * mr
+    w = aligned(padded * k, np.int8)
+    ws = aligned(padded * nb, np.float32)
+    # The kgroup bytes of one row move as one word, so the interleave is a transposition of words inside each group.
+    word = _WORDS[layout.kgroup]
+    source = np.ascontiguousarray(codes).view(word)
+    columns = k // layout.kgroup
+    plane = w.view(word).reshape(padded // mr, columns, mr)
+    plane_scales = ws.reshape(padded // mr, nb, mr)
+    plane[: full // mr] = source[:full].reshape(full // mr, mr, columns).transpose(0, 2, 1)
+    plane_scales[: full // mr] = scales[:full].reshape(full // mr, mr, nb).transpose(0, 2, 1)
+    if padded != full:
+        plane[-1] = 0
+        plane_scales[-1] = 0
+        plane[-1, :, : n - full] = source[full:].T
+        plane_scales[-1, :, : n - full] = scales[full:].T
+    if layout.bias:
+        np.bitwise_xor(w.view(np.uint8), np.uint8(layout.bias), out=w.view(np.uint8))
+    return w, ws
+
+
+def unpack_plane(
+    w: NDArray[np.int8], ws: NDArray[np.float32], n: int, k: int, layout: Layout
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """The inverse of :func:`pack_plane`: canonical codes (n, k) and scales (n, k/32), fresh and C-contiguous."""
+    mr, padded, nb = layout.mr, layout.padded(n), k // BLOCK
+    if w.shape != (padded * k,) or ws.shape != (padded * nb,):
+        raise ValueError(f"planes of {w.shape} and {ws.shape} are not those of a {(n, k)} matrix in layout {layout}")
+    word = _WORDS[layout.kgroup]
+    columns = k // layout.kgroup
+    plane = w.view(word).reshape(padded // mr, columns, mr)
+    codes = np.empty((padded, columns), word)
+    codes.reshape(padded // mr, mr, columns)[...] = plane.transpose(0, 2, 1)
+    scales = np.empty((padded, nb), np.float32)
+    scales.reshape(padded // mr, mr, nb)[...] = ws.reshape(padded // mr, nb, mr).transpose(0, 2, 1)
+    out = codes.view(np.int8).reshape(padded, k)
+    if layout.bias:
+        np.bitwise_xor(out.view(np.uint8), np.uint8(layout.bias), out=out.view(np.uint8))
+    # A slice would keep the padding alive, and with it the whole buffer; it is at most mr - 1 rows.
+    return out[:n], scales[:n]

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m tunekit.retune``: find this box's fastest rows and keep them.
+
+Every installed family is tuned unless ``--scope`` or ``--kernel`` says otherwise. The result goes to stdout (one
+table a kernel, or one JSON document with ``--json``), progress to stderr. Exit status: 0 done, 1 a reference or a
+fallback failed a check, 2 usage, 3 no entry could be written, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tunekit import console as _console
+from tunekit.console import Console
+from tunekit.errors import GateError, ManifestError, TunekitError
+from tunekit.measure import gate
+from tunekit.measure.record import KernelRecord, RegimeRecord, RunRecord
+from tunekit.tuner import DONE, FAILED, INTERRUPTED, NOTHING, USAGE, House, Options, ScopeResult, percent, tune
+
+_COLOURS = {"winner": "green", "rejected": "red"}
+_STAGES = ("build", "gate", "race", "write", "stamp")
+
+
+# --- what is shown ---------------------------------------------------------------------------------------
+
+
+def ratio(regime: RegimeRecord, suffix: str, fallback: str) -> float | None:
+    """How many times as fast as the fallback a row is in a regime, or None where one of them was not timed."""
+    if suffix not in regime.centres or fallback not in regime.centres:
+        return None
+    return regime.centres[fallback] / regime.centres[suffix]
+
+
+def kernel_table(record: KernelRecord) -> list[str]:
+    """The table of one kernel: measured rows by speed, then those that were not measured, as declared."""
+    regimes = list(record.regimes.items())
+    first = regimes[0][1].centres if regimes else {}
+    order = sorted(record.rows, key=lambda s: (s not in first, first.get(s, 0.0)))
+    headers = ["row", *(f"{name} {regime.unit}" for name, regime in regimes), "ratio", "verdict", "reason"]
+    lines = []
+    for suffix in order:
+        row = record.rows[suffix]
+        rates = [
+            f"{regime.work / regime.centres[suffix] / 1e9:.1f}" if suffix in regime.centres else "-"
+            for _, regime in regimes
+        ]
+        times = ratio(regimes[0][1], suffix, record.fallback) if regimes and record.fallback else None
+        verdict = row.verdict + (" (fallback)" if suffix == record.fallback else "")
+        lines.append([suffix, *rates, f"{times:.2f}x" if times else "-", verdict, row.reason])
+    return _console.table(headers, lines, "l" + "r" * (len(regimes) + 1))
+
+
+def change(name: str, record: KernelRecord) -> str:
+    """One line: what the manifest says from now on, against what ran before."""
+    if record.winner is None:
+        return f"{name}: nothing chosen: {record.reason}"
+    before = record.previous or record.fallback
+    label = "" if record.previous else "fallback "
+    if record.winner == before:
+        return f"{name}: unchanged, {label}{record.winner}" + ("" if record.previous else " (now explicit)")
+    gains = [
+        f"{regime} {percent(times)}"
+        for regime, data in record.regimes.items()
+        if before is not None and (times := ratio(data, record.winner, before)) is not None
+    ]
+    return f"{name}: {label}{before} -> {record.winner}" + (f" ({', '.join(gains)})" if gains else "")
+
+
+def stage_line(record: RunRecord) -> str:
+    """Where the time went."""
+    parts = []
+    for stage in _STAGES:
+        taken = [s for name, s in record.stages.items() if name.split()[0] == stage]
+        if taken:
+            parts.append(f"{stage} {_console.seconds(sum(taken))}")
+    return "time: " + ", ".join(parts)
+
+
+def noise_line(record: KernelRecord) -> str | None:
+    """The noise floors and margins of the regimes, or None where nothing was timed."""
+    parts = [
+        f"{name} {100 * regime.floor:.1f} % (margin {100 * (regime.margin or 0):.1f} %)"
+        for name, regime in record.regimes.items()
+        if regime.floor is not None
+    ]
+    return "noise floor: " + ", ".join(parts) if parts else None
+
+
+def show(result: ScopeResult, console: Console, quiet: bool) -> None:
+    """Print one scope's result."""
+    record = result.record
+    for name, kernel in record.kernels.items():
+        if not quiet:
+            console.say(console.style(f"{record.scope}.{name}", "bold") + f" on {record.brand}")
+            for line in kernel_table(kernel):
+                suffix = line.split(" ", 1)[0]
+                colour = _COLOURS.get(kernel.rows[suffix].verdict) if suffix in kernel.rows else None
+                console.say(console.style(line, colour) if colour else line)
+            for text in (noise_line(kernel), *(f"note: {note}" for note in kernel.notes)):
+                if text:
+                    console.say(text)
+        console.say(change(f"{record.scope}.{name}", kernel))
+    for note in result.notes:
+        console.complain(f"tunekit: {note}")
+    if not quiet:
+        console.say(f"manifest: {result.manifest}" if result.manifest else "manifest: not written")
+        console.say(stage_line(record))
+        console.say()
+
+
+def as_json(results: Sequence[ScopeResult], status: int) -> dict[str, Any]:
+    """The whole result as JSON values: ``{"status": n, "scopes": [...]}``, each scope with its run record."""
+    scopes = [
+        {
+            "scope": r.record.scope,
+            "manifest": r.manifest,
+            "status": r.status,
+            "notes": list(r.notes),
+            "changes": {name: change(name, kernel) for name, kernel in r.record.kernels.items()},
+            "record": r.record.to_json(),
+        }
+        for r in results
+    ]
+    return {"status": status, "scopes": scopes}
+
+
+# --- the command -----------------------------------------------------------------------------------------
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``retune``, for this module's own parser and for ``python -m tunekit retune``."""
+    add = parser.add_argument
+    add("--scope", action="append", default=[], metavar="S", help="tune this scope (may be repeated)")
+    add("--kernel", action="append", default=[], metavar="K", help="tune this kernel (may be repeated)")
+    add("--time-limit", type=_seconds, metavar="S", help="end after so many seconds, with what is known")
+    add("--row-timeout", type=_seconds, default=20.0, metavar="S", help="seconds for one check of a row (20)")
+    add("--fresh", action="store_true", help="forget the present winners: ties go to the fallback")
+    add("--dry-run", action="store_true", help="measure and report, write nothing")
+    add("--in-process", action="store_true", help="check rows in this process, which a bad row can end")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the order in which rows take turns (0)")
+    add("--json", action="store_true", help="print the result as one JSON document")
+    add("--quiet", action="store_true", help="no progress, no tables: what changed, and errors")
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT, SIGTERM or SIGHUP came."""
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP as Ctrl-C; a repeat is ignored while the first is being obeyed, for two seconds."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    first: list[float] = []
+
+    def handle(number: int, frame: object) -> None:
+        if first:
+            if time.monotonic() - first[0] > 2:
+                os._exit(INTERRUPTED)  # obeying takes longer than a person will wait
+            return
+        first.append(time.monotonic())
+        raise Interrupted(signal.Signals(number).name)
+
+    before: dict[int, Any] = {}
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # What was ignored stays ignored: nohup, and jobs that a shell put into the background.
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old if old is not None else signal.SIG_DFL)
+
+
+def run(arguments: argparse.Namespace, console: Console | None = None, house: House | None = None) -> int:
+    """Run with parsed arguments; the exit status."""
+    talk = console or Console(quiet=arguments.quiet or arguments.json)
+    options = Options(
+        tuple(arguments.kernel), arguments.time_limit, arguments.dry_run, arguments.fresh, arguments.in_process,
+        arguments.seed, gate.Limits(row=arguments.row_timeout),
+    )
+    try:
+        with interruptible():
+            results = tune(arguments.scope, options, talk, house)
+            if not results:
+                talk.complain("tunekit: there is nothing to tune: no installed family declares a kernel")
+                return NOTHING
+            statuses = [r.status for r in results]
+            status = FAILED if FAILED in statuses else DONE if DONE in statuses else NOTHING
+            if arguments.json:
+                talk.document(as_json(results, status))
+            else:
+                for result in results:
+                    show(result, talk, arguments.quiet)
+            return status
+    except KeyboardInterrupt as error:
+        by = f" by {error}" if str(error) else ""
+        talk.complain(f"tunekit: interrupted{by}; scopes that were not finished keep their manifests")
+        return INTERRUPTED
+    except (GateError, ManifestError) as error:
+        talk.complain(f"tunekit: {error}")
+        return NOTHING
+    except TunekitError as error:
+        talk.complain(f"tunekit: {error}")
+        return USAGE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tunekit.retune", allow_abbrev=False,
+        description="Build, check and time every row on this box, and keep the winners.",
+    )
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
