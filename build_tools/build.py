@@ -60,8 +60,15 @@ def fat_rows(kernel: Kernel) -> list[str]:
 
 
 def _build(
-    runner: Runner, toolchain: Toolchain, kernels: Sequence[Kernel], kind: str,
-    rows: Mapping[str, Collection[str] | None], reference: bool, folder: Path, objects: Path, progress: Progress | None,
+    runner: Runner,
+    toolchain: Toolchain,
+    kernels: Sequence[Kernel],
+    kind: str,
+    rows: Mapping[str, Collection[str] | None],
+    reference: bool,
+    folder: Path,
+    objects: Path,
+    progress: Progress | None,
 ) -> Report:
     start = time.monotonic()
     report = Report(kind, compiler=toolchain.label)
@@ -101,8 +108,12 @@ def _wanted(kernels: Sequence[Kernel], kind: str) -> dict[str, Collection[str] |
 
 
 def build_into(
-    kernels: Sequence[Kernel], folder: Path, scratch: Path, kind: str = "fat",
-    runner: Runner | None = None, progress: Progress | None = None,
+    kernels: Sequence[Kernel],
+    folder: Path,
+    scratch: Path,
+    kind: str = "fat",
+    runner: Runner | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Build a declaring file's module into a package folder, as an install does; older ones of it are removed.
 
@@ -150,8 +161,11 @@ def _write_index(kernel: Kernel, kind: str, built: Built | Path, report: Report)
 
 
 def build_cached(
-    kernels: Sequence[Kernel], kind: str, rows: Mapping[str, Collection[str]] | None = None,
-    runner: Runner | None = None, progress: Progress | None = None,
+    kernels: Sequence[Kernel],
+    kind: str,
+    rows: Mapping[str, Collection[str]] | None = None,
+    runner: Runner | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Build a module of one declaring file's kernels into the user's cache, and name it in the index.
 
@@ -169,11 +183,9 @@ def build_cached(
     folder = paths.private_folder(paths.modules_folder(this_box().key, first.scope.name))
     objects = paths.private_folder(paths.objects_folder())
     toolchain = find_toolchain(runner)
-    wanted: Mapping[str, Collection[str] | None]
-    if kind == "stamped":
-        wanted = {k.key: (rows or {}).get(k.key, ()) for k in kernels}
-    else:
-        wanted = _wanted(kernels, kind)
+    wanted: Mapping[str, Collection[str] | None] = (
+        {k.key: (rows or {}).get(k.key, ()) for k in kernels} if kind == "stamped" else _wanted(kernels, kind)
+    )
     try:
         report = _build(runner, toolchain, kernels, kind, wanted, kind != "stamped", folder, objects, progress)
         with _cache_lock(folder):
@@ -181,7 +193,10 @@ def build_cached(
                 _write_index(first, kind, report.path, report)
                 _prune(folder)
     except OSError as error:
-        raise TunekitError(f"cannot write the cache {folder}: {error.strerror or error}; set TUNEKIT_CACHE to a folder that can be written to") from error
+        raise TunekitError(
+            f"cannot write the cache {folder}: {error.strerror or error}; "
+            f"set TUNEKIT_CACHE to a folder that can be written to"
+        ) from error
     return report
 
 
@@ -209,7 +224,9 @@ def _job(kernel: Kernel, suffix: str, arch: str, alternative: int) -> Job:
     if suffix == REFERENCE:
         return Job(kernel, None, 0, (), (*baseline_flags(arch), "-O3", *kernel.cflags))
     if row is None:
-        raise TunekitError(f"kernel {kernel.key} has no row {suffix!r}; see: python -m tunekit status --why-not {kernel.name}")
+        raise TunekitError(
+            f"kernel {kernel.key} has no row {suffix!r}; see: python -m tunekit status --why-not {kernel.name}"
+        )
     jobs = row_jobs(kernel, row, arch)
     if isinstance(jobs, str):
         raise TunekitError(f"row {suffix!r} is declined for {arch}: {jobs}")

@@ -112,7 +112,7 @@ class build_ext(_build_ext):
 
     def copy_extensions_to_source(self) -> None:
         everything = self.extensions
-        self.extensions = [e for e in everything if not self._ours(e)]
+        self.extensions: list[Any] = [e for e in everything if not self._ours(e)]
         try:
             super().copy_extensions_to_source()
         finally:

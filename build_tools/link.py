@@ -56,14 +56,24 @@ def link_flags() -> list[str]:
     return ["-shared", "-Wl,-z,relro,-z,now", "-Wl,--build-id=none"]
 
 
-def link(runner: Runner, toolchain: Toolchain, objects: Sequence[Path], target: Path, libraries: Sequence[str] = ("-lm",)) -> None:
+def link(
+    runner: Runner, toolchain: Toolchain, objects: Sequence[Path], target: Path, libraries: Sequence[str] = ("-lm",)
+) -> None:
     """Link objects to a shared object beside ``target`` and rename it into place. Raises ToolchainError."""
     handle, name = tempfile.mkstemp(prefix=".tk-", suffix=".so.new", dir=target.parent)
     os.close(handle)
     temporary = Path(name)
     try:
-        command = [*toolchain.command, *toolchain.places, "-fno-lto", *link_flags(),
-                   *map(str, objects), "-o", str(temporary), *libraries]
+        command = [
+            *toolchain.command,
+            *toolchain.places,
+            "-fno-lto",
+            *link_flags(),
+            *map(str, objects),
+            "-o",
+            str(temporary),
+            *libraries,
+        ]
         status, _, errors = runner.run(command)
         if status != 0:
             raise ToolchainError(f"linking {target.name} failed", command, status, errors)
@@ -82,7 +92,7 @@ class Built:
 
 
 def _c_string(text: str) -> list[str]:
-    """Lines of a C string literal (each short: C11 promises no more than 4095 characters to a literal's source line)."""
+    """The text as short lines of a C string literal."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("?", "\\?")
     lines, start = [], 0
     while start < len(escaped):
@@ -94,8 +104,13 @@ def _c_string(text: str) -> list[str]:
     return lines
 
 
-def make_stamp(kernels: Sequence[Kernel], kind: str, compiled: Sequence[Compiled], declined: dict[str, dict[str, str]],
-               toolchain: Toolchain) -> dict[str, Any]:
+def make_stamp(
+    kernels: Sequence[Kernel],
+    kind: str,
+    compiled: Sequence[Compiled],
+    declined: dict[str, dict[str, str]],
+    toolchain: Toolchain,
+) -> dict[str, Any]:
     """The stamp of a module: everything that its loader, its status and its user may want to know, as data."""
     entries: dict[str, Any] = {}
     for kernel in kernels:
@@ -106,8 +121,12 @@ def make_stamp(kernels: Sequence[Kernel], kind: str, compiled: Sequence[Compiled
             "digest": kernel.digest(),
             "rows": [
                 {
-                    "suffix": c.job.suffix, "alternative": index, "features": list(c.job.features),
-                    "needs": sorted(c.job.needs), "flags": list(c.job.flags), "object": c.key,
+                    "suffix": c.job.suffix,
+                    "alternative": index,
+                    "features": list(c.job.features),
+                    "needs": sorted(c.job.needs),
+                    "flags": list(c.job.flags),
+                    "object": c.key,
                 }
                 for suffix in dict.fromkeys(c.job.suffix for c in own)
                 for index, c in enumerate(c for c in own if c.job.suffix == suffix and c.path is not None)
@@ -117,8 +136,14 @@ def make_stamp(kernels: Sequence[Kernel], kind: str, compiled: Sequence[Compiled
             "templates": templates_read(kernel),
         }
     return {
-        "format": FORMAT, "abi": ABI, "kind": kind, "arch": toolchain.arch, "triple": toolchain.triple,
-        "compiler": toolchain.label, "compiler_command": list(toolchain.command), "kernels": entries,
+        "format": FORMAT,
+        "abi": ABI,
+        "kind": kind,
+        "arch": toolchain.arch,
+        "triple": toolchain.triple,
+        "compiler": toolchain.label,
+        "compiler_command": list(toolchain.command),
+        "kernels": entries,
     }
 
 
@@ -130,12 +155,14 @@ def _callers(kernel: Kernel) -> list[dict[str, str]]:
             f"({p.declaration('').rsplit(p.name, 1)[0].strip()}){p.name}" if p.is_pointer else p.name
             for p in signature.parameters
         )
-        found.append({
-            "prototype": "static " + _caller_prototype(kernel, name, signature),
-            "returns": signature.returns.c if signature.returns else "void",
-            "types": types,
-            "arguments": arguments,
-        })
+        found.append(
+            {
+                "prototype": "static " + _caller_prototype(kernel, name, signature),
+                "returns": signature.returns.c if signature.returns else "void",
+                "types": types,
+                "arguments": arguments,
+            }
+        )
     return found
 
 
@@ -152,8 +179,15 @@ def _fpenv() -> str:
 
 
 def build_module(
-    runner: Runner, toolchain: Toolchain, scope: str, kernels: Sequence[Kernel], kind: str,
-    compiled: Sequence[Compiled], declined: dict[str, dict[str, str]], folder: Path, objects: Path,
+    runner: Runner,
+    toolchain: Toolchain,
+    scope: str,
+    kernels: Sequence[Kernel],
+    kind: str,
+    compiled: Sequence[Compiled],
+    declined: dict[str, dict[str, str]],
+    folder: Path,
+    objects: Path,
 ) -> Built:
     """Make a module from compiled rows in ``folder`` (glue objects are kept in ``objects``).
 
@@ -176,19 +210,32 @@ def build_module(
             own = [c for c in present.values() if c.job.kernel is kernel and c.job.suffix == described["suffix"]]
             job = own[described["alternative"]].job
             symbols = [kernel.symbol(function, job.suffix, job.alternative) for function, _ in kernel.functions]
-            rows.append({"kernel": kernel.key, "suffix": job.suffix, "alternative": described["alternative"], "symbols": symbols})
+            rows.append(
+                {
+                    "kernel": kernel.key,
+                    "suffix": job.suffix,
+                    "alternative": described["alternative"],
+                    "symbols": symbols,
+                }
+            )
             externs += [sig.prototype(symbol) for symbol, (_, sig) in zip(symbols, kernel.functions, strict=True)]
     callers = [caller for kernel in kernels for caller in _callers(kernel)]
     environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, autoescape=False, line_statement_prefix="//%",
-        variable_start_string="${", variable_end_string="}", trim_blocks=True, keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        line_statement_prefix="//%",
+        variable_start_string="${",
+        variable_end_string="}",
+        trim_blocks=True,
+        keep_trailing_newline=True,
     )
-    source = environment.from_string(own_templates().joinpath("module", "registry.c.j2").read_text(encoding="utf-8")).render(
-        fpenv=_fpenv(), externs=externs, rows=rows, stamp=_c_string(text), callers=callers
-    )
+    source = environment.from_string(
+        own_templates().joinpath("module", "registry.c.j2").read_text(encoding="utf-8")
+    ).render(fpenv=_fpenv(), externs=externs, rows=rows, stamp=_c_string(text), callers=callers)
     ffi = cffi.FFI()
     ffi.cdef(
-        "typedef struct { const char *kernel; const char *suffix; int alternative; int count; const uintptr_t *functions; } tk_row;\n"
+        "typedef struct { const char *kernel; const char *suffix; int alternative; int count;"
+        " const uintptr_t *functions; } tk_row;\n"
         "int tk_row_count(void);\nconst tk_row *tk_row_table(void);\nconst char *tk_stamp(void);\n"
         + "".join(_caller_prototype(kernel, n, s) + ";\n" for kernel in kernels for n, s in kernel.functions)
     )
@@ -196,9 +243,17 @@ def build_module(
         glue = Path(scratch) / "glue.c"
         make_c_source(ffi, name, source, str(glue))
         path, _, _ = compile_text(
-            runner, toolchain, glue.read_text(encoding="utf-8"),
-            [*baseline_flags(toolchain.arch), "-Wno-unused-parameter", "-Wno-cast-function-type", "-Wno-missing-field-initializers"],
-            objects, python_includes(),
+            runner,
+            toolchain,
+            glue.read_text(encoding="utf-8"),
+            [
+                *baseline_flags(toolchain.arch),
+                "-Wno-unused-parameter",
+                "-Wno-cast-function-type",
+                "-Wno-missing-field-initializers",
+            ],
+            objects,
+            python_includes(),
         )
     link(runner, toolchain, [path, *(c.path for c in compiled if c.path is not None)], target)
     return Built(target, stamp)
@@ -210,8 +265,12 @@ def build_core(runner: Runner, toolchain: Toolchain, sources: Path, target: Path
     made = []
     for source in sorted(sources.glob("*.c")):
         path, _, _ = compile_text(
-            runner, toolchain, source.read_text(encoding="utf-8"), [*baseline_flags(toolchain.arch), "-pthread", "-DPy_LIMITED_API=0x030B0000"],
-            objects, ["-I", str(sources.resolve()), *python_includes()],
+            runner,
+            toolchain,
+            source.read_text(encoding="utf-8"),
+            [*baseline_flags(toolchain.arch), "-pthread", "-DPy_LIMITED_API=0x030B0000"],
+            objects,
+            ["-I", str(sources.resolve()), *python_includes()],
         )
         made.append(path)
     link(runner, toolchain, made, target, ("-pthread", "-lm"))

@@ -50,7 +50,7 @@ def first_error(output: str) -> str:
     """The compiler's first error line, without the path of a temporary file."""
     for line in output.splitlines():
         if re.search(r"\b(fatal )?error\b|Error:", line):
-            return re.sub(r"^\S*?([^/\s]+):(\d+)(:\d+)?: ", r"line \2: ", line).strip()
+            return re.sub(r"^[^\s:]*:(\d+)(:\d+)?: ", r"line \1: ", line).strip()
     return (output.strip().splitlines() or ["it printed nothing"])[0]
 
 
@@ -72,8 +72,12 @@ def compile_text(
         if status != 0:
             raise ToolchainError(first_error(errors), command, status, errors)
         digest = hashlib.sha256()
-        for part in (output, "\0".join([*toolchain.command, *flags]).encode(), toolchain.version.encode(),
-                     toolchain.assembler.encode()):
+        for part in (
+            output,
+            "\0".join([*toolchain.command, *flags]).encode(),
+            toolchain.version.encode(),
+            toolchain.assembler.encode(),
+        ):
             digest.update(len(part).to_bytes(8, "little") + part)
         key = digest.hexdigest()[:32]
         target = folder / f"{key}.o"
@@ -102,12 +106,16 @@ def compile_jobs(
             path, key, cached = compile_text(runner, toolchain, text, job.flags, folder)
         except ToolchainError as error:
             wanted = " ".join(f"-m{f}" for f in job.features) if toolchain.arch == "x86_64" else " ".join(job.flags[:1])
-            return Compiled(job, None, "", False, f"{toolchain.label}: {error.args[0]} (with {wanted or 'baseline flags'})")
+            return Compiled(
+                job, None, "", False, f"{toolchain.label}: {error.args[0]} (with {wanted or 'baseline flags'})"
+            )
         return Compiled(job, path, key, cached)
 
     results: dict[int, Compiled] = {}
     with ThreadPoolExecutor(lanes()) as pool:
-        futures: dict[Future[Compiled], int] = {pool.submit(one, j, t): i for i, (j, t) in enumerate(zip(jobs, texts, strict=True))}
+        futures: dict[Future[Compiled], int] = {
+            pool.submit(one, j, t): i for i, (j, t) in enumerate(zip(jobs, texts, strict=True))
+        }
         pending = set(futures)
         try:
             while pending:

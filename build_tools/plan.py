@@ -59,7 +59,9 @@ def reference_job(kernel: Kernel, arch: str) -> Job | None:
     return Job(kernel, None, 0, (), (*baseline_flags(arch), "-O3", *kernel.cflags))
 
 
-def plan(kernel: Kernel, arch: str, rows: Collection[str] | None, reference: bool = True) -> tuple[list[Job], dict[str, str]]:
+def plan(
+    kernel: Kernel, arch: str, rows: Collection[str] | None, reference: bool = True
+) -> tuple[list[Job], dict[str, str]]:
     """The objects to compile, and suffix to reason for each row that is declined.
 
     Args:

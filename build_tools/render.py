@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.resources
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -73,11 +74,18 @@ class _Loader(jinja2.BaseLoader):
 @lru_cache(maxsize=64)
 def _environment(folder: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=_Loader(folder), undefined=jinja2.StrictUndefined, autoescape=False,
-        line_statement_prefix="//%", line_comment_prefix="//#",
-        variable_start_string="${", variable_end_string="}",
-        comment_start_string="/*#", comment_end_string="#*/",
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        loader=_Loader(folder),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        line_statement_prefix="//%",
+        line_comment_prefix="//#",
+        variable_start_string="${",
+        variable_end_string="}",
+        comment_start_string="/*#",
+        comment_end_string="#*/",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
         extensions=["jinja2.ext.do"],
     )
     environment.globals["fail"] = fail
@@ -95,7 +103,9 @@ def _context(kernel: Kernel, row: Row | None, arch: str, alternative: int, featu
 
     def symbol(name: str) -> str:
         if name not in signatures:
-            raise TemplateError(f"the template asks for {name!r}, which is no function of kernel {kernel.key}; it has {', '.join(signatures)}")
+            raise TemplateError(
+                f"the template asks for {name!r}, which kernel {kernel.key} does not have; it has {', '.join(signatures)}"
+            )
         return kernel.symbol(name, suffix, alternative)
 
     def proto(name: str) -> str:
@@ -108,8 +118,14 @@ def _context(kernel: Kernel, row: Row | None, arch: str, alternative: int, featu
         f" * {_HASH} */"
     )
     return {
-        **kernel.full_args(row), **kernel.context(row),
-        "row": suffix, "arch": arch, "alternative": features, "proto": proto, "symbol": symbol, "preamble": preamble,
+        **kernel.full_args(row),
+        **kernel.context(row),
+        "row": suffix,
+        "arch": arch,
+        "alternative": features,
+        "proto": proto,
+        "symbol": symbol,
+        "preamble": preamble,
     }
 
 
@@ -136,6 +152,8 @@ def render(kernel: Kernel, row: Row | None, arch: str, alternative: int = 0, fea
         raise TemplateError(f"{where}: {error.message or error.name}") from error
     except Exception as error:  # an author's context function or an expression in the template
         raise TemplateError(f"{where}: {type(error).__name__}: {error}") from error
+    # Statement and comment lines of a template leave empty lines behind.
+    text = re.sub(r"\n{3,}", "\n\n", text).lstrip()
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return text.replace(_HASH, f"sha256 {digest}")
 

@@ -228,7 +228,7 @@ def row_flags(arch: str, features: Sequence[str]) -> tuple[str, ...]:
     """The flags of a row object that is compiled for these features and nothing else."""
     if arch == "aarch64":
         # armv8.2-a is where the assemblers that people have accept the dot product at all.
-        names = [{"neon": "simd"}.get(f, f) for f in features]
+        names = [{"neon": "simd", "fhm": "fp16fml", "rdm": "rdma"}.get(f, f) for f in features]
         base = "armv8.2-a" if set(names) - {"simd", "crc", "aes"} else "armv8-a"
         return (f"-march={base}" + "".join(f"+{n}" for n in names), "-O3", *COMMON)
     return (*BASELINE.get(arch, ()), *(f"-m{f}" for f in features), "-O3", *COMMON)

@@ -88,5 +88,10 @@ def run_python(
     """Run code in a fresh interpreter that can import tunekit and the toy family."""
     environment = {**os.environ, **TOY_ENVIRONMENT, **(variables or {})}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=cwd or ROOT / "tests", text=True, capture_output=True, timeout=timeout
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=cwd or ROOT / "tests",
+        text=True,
+        capture_output=True,
+        timeout=timeout,
     )

@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated box for the tests of measuring: its time passes only in kernels, with noise and drift as asked."""
+"""Fakes for the tests of measuring: a box whose time passes only in kernels, and a house made of plain data."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from tunekit.kernel import Kernel, Scope
+from tunekit.measure.fixtures import Fixtures, GateCase, Regime
+from tunekit.measure.gate import Job
+from tunekit.rows import Row
+from tunekit.tuner import Built, House
 
 
 class SimulatedBox:
@@ -47,3 +55,129 @@ class SimulatedBox:
             self.now += seconds * self.factor * self.drift(self.now)
 
         return call
+
+
+# --- a house without builders, files and CPUs --------------------------------------------------------------
+
+WORLDS: dict[str, tuple[Mapping[str, Any], Fixtures]] = {}
+"""What :func:`load` hands out, by the name of the kernel."""
+
+
+def load(name: str) -> tuple[Mapping[str, Any], Fixtures]:
+    return WORLDS[name]
+
+
+class FakeRow:
+    """A built row: its time in each regime, and what its gate says."""
+
+    def __init__(self, suffix: str, times: Mapping[str, float], verdict: str | None = None) -> None:
+        self.suffix, self.times, self.verdict = suffix, times, verdict
+        self.alternative: tuple[str, ...] = ()
+
+    def address(self, name: str) -> int:
+        return 0
+
+    def call(self, name: str, *args: Any) -> None:
+        return None
+
+
+class FakeFixtures:
+    """Regimes on a simulated box; ``decides`` by regime name."""
+
+    def __init__(self, box: SimulatedBox, decides: Mapping[str, str | tuple[str, ...]]) -> None:
+        self.box, self.decides = box, decides
+
+    def gates(self) -> list[GateCase]:
+        return [GateCase("exact", lambda row: row.verdict)]
+
+    def regimes(self) -> list[Regime]:
+        def prepare(name: str) -> Callable[[Any], Callable[[], None]]:
+            return lambda row: self.box.kernel(row.times[name])
+
+        return [Regime(name, 1e6, decides=what, prepare=prepare(name)) for name, what in self.decides.items()]
+
+
+class FakeHouse(House):
+    """The rooms around the tuner, as plain data.
+
+    Attributes:
+        manifest: what stands in the manifest file; ``written`` counts the writes.
+        events: what was asked for, in order.
+    """
+
+    def __init__(self, scope: str = "toy") -> None:
+        self.scope = Scope(scope)
+        self.declared: list[Kernel] = []
+        self.rows: dict[str, Mapping[str, Any]] = {}
+        self.reasons: dict[str, Mapping[str, str]] = {}
+        self.fixture: dict[str, Fixtures] = {}
+        self.manifest: dict[str, str] = {}
+        self.last: Any = None
+        self.events: list[str] = []
+        self.refusal: str | None = None
+        self.built = Built("cc 1.0", 3, 4)
+
+    def add(
+        self,
+        name: str,
+        rows: Sequence[Row],
+        fallback: str,
+        bound: Sequence[FakeRow],
+        fixtures: Fixtures,
+        why: Mapping[str, str] | None = None,
+    ) -> Kernel:
+        chain = tuple(part for part in fallback.split(";") if part)
+        kernel = Kernel(name, self.scope, cast(Any, None), "t", tuple(rows), chain, module=f"{self.scope.name}.k")
+        self.declared.append(kernel)
+        self.rows[name] = {row.suffix: row for row in bound}
+        self.reasons[name] = dict(why or {})
+        self.fixture[name] = fixtures
+        WORLDS[name] = (self.rows[name], fixtures)
+        return kernel
+
+    def scopes(self) -> dict[str, str]:
+        return {self.scope.name: f"{self.scope.name}.k"}
+
+    def kernels(self, scope: str) -> Sequence[Kernel]:
+        return self.declared
+
+    def refuse_to_write(self) -> str | None:
+        return self.refusal
+
+    def build(self, kernels: Sequence[Kernel], progress: Callable[[int, int, str], None]) -> Built:
+        self.events.append("build")
+        progress(1, 2, "a row")
+        return self.built
+
+    def stamp(self, kernels: Sequence[Kernel]) -> None:
+        self.events.append("stamp")
+
+    def grid(self, kernel: Kernel) -> Mapping[str, Any]:
+        return self.rows[kernel.name]
+
+    def why_not(self, kernel: Kernel) -> Mapping[str, str]:
+        return self.reasons[kernel.name]
+
+    def fixtures(self, kernel: Kernel) -> Fixtures:
+        return self.fixture[kernel.name]
+
+    def job(self, kernel: Kernel) -> Job:
+        return Job("measure_fakes:load", (kernel.name,))
+
+    def incumbent(self, kernel: Kernel) -> str | None:
+        return self.manifest.get(kernel.name)
+
+    def box(self) -> tuple[dict[str, Any], str]:
+        return {"arch": "pdp11"}, "PDP-11/70"
+
+    def hashes(self, kernel: Kernel) -> dict[str, str]:
+        return {"grid": "abc"}
+
+    def record(self, scope: str) -> Any:
+        return self.last
+
+    def write(self, winners: Mapping[Kernel, str], record: dict[str, Any]) -> str:
+        self.events.append("write")
+        self.manifest.update({kernel.name: suffix for kernel, suffix in winners.items()})
+        self.last = json.loads(json.dumps(record, allow_nan=False))
+        return "/state/toy.tune.json"

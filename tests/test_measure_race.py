@@ -19,7 +19,9 @@ PLAN = Plan()
 def winner(box: SimulatedBox, times: Mapping[str, float], base: str, seed: int, incumbent: str | None = None) -> str:
     """Race kernels of these times and pick."""
     calls = {name: box.kernel(seconds) for name, seconds in times.items()}
-    result = race.race(calls, box.kernel(times[base]), base, seed=seed, clock=box.clock, deadline=Deadline(None, box.clock))
+    result = race.race(
+        calls, box.kernel(times[base]), base, seed=seed, clock=box.clock, deadline=Deadline(None, box.clock)
+    )
     assert result.complete
     reading = race.read(result, PLAN)
     assert race.twin_of(base) not in reading.final
@@ -44,21 +46,42 @@ def test_a_true_gain_of_five_percent_is_found() -> None:
     assert picks.count("gain") >= 45
 
 
+class Lucky(SimulatedBox):
+    """A box on which one kernel has one lucky window among dozens."""
+
+    windows = 0
+
+    def clock(self) -> float:
+        self.windows += 1
+        return super().clock()
+
+    def lucky(self, which: int) -> Callable[[], None]:
+        seen: dict[int, int] = {}
+
+        def call() -> None:
+            turn = seen.setdefault(self.windows, len(seen))
+            self.now += (0.2e-3 if turn == which else 1.3e-3) * self.factor
+
+        return call
+
+
 def test_a_lucky_sample_does_not_win() -> None:
+    lucky_seen = 0
     for run in range(20):
-        box = SimulatedBox(run, noise=0.01)
-        windows = itertools.count()
-        steady = box.kernel(1e-3)
-
-        def lucky(box: SimulatedBox = box, windows: itertools.count[int] = windows) -> None:
-            box.now += (0.2e-3 if next(windows) % 400 == 123 else 1.3e-3) * box.factor
-
+        box = Lucky(run, noise=0.01)
         result = race.race(
-            {"steady": steady, "lucky": lucky}, box.kernel(1e-3), "steady", seed=run, clock=box.clock,
-            keep={"lucky"}, deadline=Deadline(None, box.clock),
+            {"steady": box.kernel(1e-3), "lucky": box.lucky(4 + run)},
+            box.kernel(1e-3),
+            "steady",
+            seed=run,
+            clock=box.clock,
+            keep={"lucky"},
+            deadline=Deadline(None, box.clock),
         )
         reading = race.read(result, PLAN)
+        lucky_seen += min(result.screening["lucky"] + result.final["lucky"]) < 0.3e-3
         assert stats.pick(reading.final, reading.margin, None, "steady") == "steady"
+    assert lucky_seen >= 15
 
 
 DRIFTS: dict[str, Callable[[float], float]] = {
@@ -107,7 +130,9 @@ def test_windows_are_sized_and_the_orders_are_shuffled_and_repeatable() -> None:
     def once(seed: int) -> tuple[race.RaceResult, list[str]]:
         box = SimulatedBox(0)
         calls = {name: box.kernel(seconds, name) for name, seconds in (("a", 1e-3), ("b", 5e-6), ("c", 0.1))}
-        result = race.race(calls, box.kernel(1e-3, "twin"), "a", seed=seed, clock=box.clock, deadline=Deadline(None, box.clock))
+        result = race.race(
+            calls, box.kernel(1e-3, "twin"), "a", seed=seed, clock=box.clock, deadline=Deadline(None, box.clock)
+        )
         return result, box.order
 
     result, order = once(3)
@@ -147,7 +172,11 @@ def test_a_contestant_that_raises_leaves_the_race() -> None:
         box.now += 1e-3
 
     result = race.race(
-        {"a": box.kernel(1e-3), "breaks": breaks}, box.kernel(1e-3), "a", clock=box.clock, deadline=Deadline(None, box.clock)
+        {"a": box.kernel(1e-3), "breaks": breaks},
+        box.kernel(1e-3),
+        "a",
+        clock=box.clock,
+        deadline=Deadline(None, box.clock),
     )
     assert result.complete
     assert set(result.failed) == {"breaks"} and "RuntimeError" in result.failed["breaks"]
@@ -155,7 +184,8 @@ def test_a_contestant_that_raises_leaves_the_race() -> None:
 
 
 def test_a_clock_that_stands_still_is_survived() -> None:
-    result = race.race({"a": lambda: None, "b": lambda: None}, lambda: None, "a", clock=lambda: 0.0)
+    plan = Plan(screening_rounds=3, final_rounds=(3, 3))
+    result = race.race({"a": lambda: None, "b": lambda: None}, lambda: None, "a", plan=plan, clock=lambda: 0.0)
     assert result.complete
     race.read(result, PLAN)
 

@@ -84,9 +84,7 @@ def test_an_erratic_row_needs_a_larger_lead() -> None:
 
 def test_pick_does_not_depend_on_the_order_of_rows() -> None:
     found = {"a": sure(1.0), "b": sure(1.02), "c": sure(1.031), "d": sure(0.99)}
-    picks = {
-        stats.pick({n: found[n] for n in order}, 0.03, None, "c") for order in itertools.permutations(found)
-    }
+    picks = {stats.pick({n: found[n] for n in order}, 0.03, None, "c") for order in itertools.permutations(found)}
     assert picks == {"a"}
 
 
@@ -96,7 +94,11 @@ def test_finalists_keep_the_fallback_and_one_of_each_kind() -> None:
     chosen = stats.finalists(found, cut=0.1, limit=8, keep={"f"}, group=lambda n: kinds.get(n, n))
     assert chosen == ["a1", "b", "f"]
     # One that is kept stands for its kind; the limit counts the others, fastest first.
-    assert stats.finalists(found, cut=0.1, limit=1, keep={"f", "a2"}, group=lambda n: kinds.get(n, n)) == ["a2", "b", "f"]
+    assert stats.finalists(found, cut=0.1, limit=1, keep={"f", "a2"}, group=lambda n: kinds.get(n, n)) == [
+        "a2",
+        "b",
+        "f",
+    ]
     assert stats.finalists(found, cut=10, limit=2, keep={"f"}) == ["a1", "a2", "f"]
     assert stats.finalists({}, cut=0.1, limit=8) == []
 
@@ -116,10 +118,18 @@ ARGS = {
 
 
 def test_merging_goes_by_arguments_and_not_by_prefix() -> None:
-    assert stats.equals_without(ARGS, "kstep2_gkstep2_bias128", ("gkstep",)) == ["kstep2_bias128", "kstep2_gkstep2_bias128"]
+    assert stats.equals_without(ARGS, "kstep2_gkstep2_bias128", ("gkstep",)) == [
+        "kstep2_bias128",
+        "kstep2_gkstep2_bias128",
+    ]
     tile = {name: sure(1.0 if "bias128" in name else 1.2) for name in ARGS}
     # On GEMV the unbiased rows are much faster; they must not replace the winner of the tile.
-    gemv = {"kstep2": sure(0.1), "kstep2_gkstep2": sure(0.1), "kstep2_bias128": sure(1.0), "kstep2_gkstep2_bias128": sure(0.8)}
+    gemv = {
+        "kstep2": sure(0.1),
+        "kstep2_gkstep2": sure(0.1),
+        "kstep2_bias128": sure(1.0),
+        "kstep2_gkstep2_bias128": sure(0.8),
+    }
     standings = [
         Standing("tile", "*", tile, tile, 0.03, 0.1),
         Standing("report only", (), gemv, gemv, 0.03, 0.1),
@@ -127,7 +137,10 @@ def test_merging_goes_by_arguments_and_not_by_prefix() -> None:
     ]
     decision = stats.decide(standings, ARGS, None, "kstep2")
     assert decision.winner == "kstep2_gkstep2_bias128"
-    assert [(p.regime, p.winner) for p in decision.picks] == [("tile", "kstep2_bias128"), ("gemv", "kstep2_gkstep2_bias128")]
+    assert [(p.regime, p.winner) for p in decision.picks] == [
+        ("tile", "kstep2_bias128"),
+        ("gemv", "kstep2_gkstep2_bias128"),
+    ]
     assert decision.picks[1].among == ("kstep2_bias128", "kstep2_gkstep2_bias128")
 
 

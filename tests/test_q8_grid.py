@@ -12,12 +12,8 @@ from tunekit.q8.legality import advice, declines, registers
 from tunekit.rows import Row, check_grid, parse_suffix, vocabulary_of
 
 AVX2 = Target("x86_64", features=frozenset({"avx2", "fma"}))
-SPR = Target(
-    "x86_64",
-    features=frozenset(
-        {"avx2", "fma", "avxvnni", "avxvnniint8", "avx512f", "avx512bw", "avx512vl", "avx512vnni", "amx-tile", "amx-int8"}
-    ),
-)
+VNNI = frozenset({"avxvnni", "avxvnniint8", "avx512f", "avx512bw", "avx512vl", "avx512vnni", "amx-tile", "amx-int8"})
+SPR = Target("x86_64", features=AVX2.features | VNNI)
 ARM = Target("aarch64", features=frozenset({"dotprod", "i8mm"}))
 BARE = Target("x86_64")
 OTHER = Target("riscv64")

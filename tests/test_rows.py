@@ -36,7 +36,9 @@ def test_suffix_and_requires_are_not_arguments() -> None:
 
 names = st.sampled_from(["kstep", "mr", "dot", "pipe", "gkstep", "bias", "x"])
 values = st.one_of(
-    st.booleans(), st.integers(0, 4096), st.sampled_from(["maddubs", "amx_int8", "sdot"]),
+    st.booleans(),
+    st.integers(0, 4096),
+    st.sampled_from(["maddubs", "amx_int8", "sdot"]),
     st.sampled_from([0.5, 1.25, 12.0]),
 )
 
@@ -63,12 +65,12 @@ def test_names_that_share_a_prefix_stay_apart() -> None:
 
 @pytest.mark.parametrize("text", ["", "kstep", "kstepx", "2kstep", "kstep2_", "mr8", "kstep2__kstep2", "kstep2_kstep2"])
 def test_what_is_no_name_of_the_grid_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         parse_suffix(text, vocabulary_of([tk.perm(kstep=2)]))
 
 
 def test_an_ambiguous_name_is_refused_at_declaration() -> None:
-    with pytest.raises(tk.DeclarationError, match="'m21'.*does not read back.*give it a suffix"):
+    with pytest.raises(tk.DeclarationError, match=r"'m21'.*does not read back.*give it a suffix"):
         check_grid("kernel 'g'", [tk.perm(m=21), tk.perm(m2=3)])
 
 

@@ -80,10 +80,16 @@ def _list_command(options: argparse.Namespace) -> int:
     found = []
     for scope, module in sorted(dispatch.installed_scopes().items()):
         for kernel in dispatch.declare_scope(scope):
-            found.append({
-                "scope": scope, "kernel": kernel.name, "module": module, "rows": len(kernel.rows),
-                "fallback": list(kernel.fallback), "companions": [c.name for c in kernel.companions],
-            })
+            found.append(
+                {
+                    "scope": scope,
+                    "kernel": kernel.name,
+                    "module": module,
+                    "rows": len(kernel.rows),
+                    "fallback": list(kernel.fallback),
+                    "companions": [c.name for c in kernel.companions],
+                }
+            )
     if options.json:
         _print_json(found)
     else:
@@ -110,7 +116,7 @@ def _ensure_core(runner: Any) -> Path | None:
     from tunekit.build_tools.build import build_core_into
 
     folder = paths.private_folder(core.cached_folder())
-    path = build_core_into(folder, paths.private_folder(paths.objects_folder()), core.SOURCES, runner)
+    path: Path = build_core_into(folder, paths.private_folder(paths.objects_folder()), core.SOURCES, runner)
     core.forget()
     cpu.forget()
     dispatch.forget_modules()
@@ -133,7 +139,10 @@ def _build_command(options: argparse.Namespace) -> int:
         if made is not None:
             reports.append({"kind": "core", "path": str(made)})
         for unit in _units(_all_kernels(options.scope)):
-            has_fat = any(m.kind in ("fat", "grid") and m.path.parent == Path(unit[0].file).parent for m in dispatch.loaded_modules(unit[0]))
+            has_fat = any(
+                m.kind in ("fat", "grid") and m.path.parent == Path(unit[0].file).parent
+                for m in dispatch.loaded_modules(unit[0])
+            )
             if options.grid or not has_fat:
                 kind = "grid" if options.grid else "fat"
                 report = build_cached(unit, kind, runner=runner, progress=progress)
@@ -174,9 +183,15 @@ def _winners(unit: Sequence[Kernel]) -> dict[str, list[str]]:
 
 def _report_dict(report: Any) -> dict[str, Any]:
     return {
-        "kind": report.kind, "path": str(report.path), "built": report.built, "dropped": report.dropped,
-        "declined": report.declined, "compiled": report.compiled, "cached": report.cached,
-        "seconds": round(report.seconds, 3), "compiler": report.compiler,
+        "kind": report.kind,
+        "path": str(report.path),
+        "built": report.built,
+        "dropped": report.dropped,
+        "declined": report.declined,
+        "compiled": report.compiled,
+        "cached": report.cached,
+        "seconds": round(report.seconds, 3),
+        "compiler": report.compiler,
     }
 
 
@@ -208,7 +223,8 @@ def _environment_command(options: argparse.Namespace) -> int:
 def parser() -> argparse.ArgumentParser:
     """The command line, as argparse sees it."""
     top = argparse.ArgumentParser(
-        prog="python -m tunekit", allow_abbrev=False,
+        prog="python -m tunekit",
+        allow_abbrev=False,
         description="Tuned native kernel families: what runs here, why, and how to build and tune it.",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -221,7 +237,9 @@ def parser() -> argparse.ArgumentParser:
     status = add("status", _status_command, "one line per tuned kernel: what runs, from where, and why")
     status.add_argument("--scope", help="only this scope's kernels")
     status.add_argument("--json", action="store_true", help="as JSON")
-    status.add_argument("--why-not", nargs="+", metavar=("KERNEL", "ROW"), help="why a row (or each row) is or is not chosen")
+    status.add_argument(
+        "--why-not", nargs="+", metavar=("KERNEL", "ROW"), help="why a row (or each row) is or is not chosen"
+    )
 
     listing = add("list", _list_command, "the installed families")
     listing.add_argument("--json", action="store_true", help="as JSON")
@@ -235,8 +253,12 @@ def parser() -> argparse.ArgumentParser:
     show = add("show", _show_command, "the rendered C, or the assembly, of one row")
     show.add_argument("kernel", metavar="KERNEL")
     show.add_argument("row", metavar="ROW", help="a row's name, or reference")
-    show.add_argument("--assembly", action="store_true", help="what this box's compiler makes of it, with the shipped flags")
-    show.add_argument("--alternative", type=int, default=0, metavar="I", help="which of the row's alternatives (default 0)")
+    show.add_argument(
+        "--assembly", action="store_true", help="what this box's compiler makes of it, with the shipped flags"
+    )
+    show.add_argument(
+        "--alternative", type=int, default=0, metavar="I", help="which of the row's alternatives (default 0)"
+    )
     show.add_argument("--arch", choices=("x86_64", "aarch64"), help="render for this architecture (default: this one)")
 
     add("environment", _environment_command, "the environment variables that tunekit reads")

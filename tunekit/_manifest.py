@@ -68,7 +68,9 @@ def parse_manifest(text: str | bytes, path: Path | None = None) -> Manifest:
         return bad(f"it holds a JSON {type(data).__name__}, not an object of kernel to row")
     entries = {k: v for k, v in data.items() if isinstance(v, str)}
     faults = {
-        k: f"its value is {json.dumps(v)[:40]}, not the name of a row" for k, v in data.items() if not isinstance(v, str)
+        k: f"its value is {json.dumps(v)[:40]}, not the name of a row"
+        for k, v in data.items()
+        if not isinstance(v, str)
     }
     return Manifest(path, entries, faults, exists=True)
 
@@ -215,9 +217,7 @@ def manifest_set(kernel: Kernel, suffix: str) -> Path:
     return manifest_set_many(kernel.scope, {kernel: suffix})
 
 
-def manifest_set_many(
-    scope: Scope, winners: Mapping[Kernel, str], record: Mapping[str, Any] | None = None
-) -> Path:
+def manifest_set_many(scope: Scope, winners: Mapping[Kernel, str], record: Mapping[str, Any] | None = None) -> Path:
     """Record several kernels' winners of one scope, and the record of the run, in one write; returns the file.
 
     Raises:

@@ -56,7 +56,9 @@ def staleness(kernel: Kernel) -> tuple[str, ...]:
     box = record.get("box")
     own = this_box().to_json()
     if isinstance(box, dict):
-        found += [f"box.{name}: {box.get(name)!r} there, {own[name]!r} here" for name in own if box.get(name) != own[name]]
+        found += [
+            f"box.{name}: {box.get(name)!r} there, {own[name]!r} here" for name in own if box.get(name) != own[name]
+        ]
     digests = record.get("digests")
     if isinstance(digests, dict) and kernel.key in digests and digests[kernel.key] != kernel.digest():
         found.append(f"grid of {kernel.name}: {digests[kernel.key]} there, {kernel.digest()} here")
@@ -69,8 +71,14 @@ def status_of(kernel: Kernel) -> StatusRow:
     choice = binding.choice
     path = binding.manifest.path
     return StatusRow(
-        kernel.name, kernel.scope.name, choice.suffix, choice.source, choice.tier, choice.reason,
-        str(path) if path else None, staleness(kernel) if binding.manifest.exists else (),
+        kernel.name,
+        kernel.scope.name,
+        choice.suffix,
+        choice.source,
+        choice.tier,
+        choice.reason,
+        str(path) if path else None,
+        staleness(kernel) if binding.manifest.exists else (),
         str(binding.bound.module.path) if binding.bound else None,
     )
 
@@ -100,7 +108,9 @@ def explain_row(kernel: Kernel, suffix: str) -> str:
         TunekitError: the grid has no such row.
     """
     if not kernel.knows(suffix):
-        raise TunekitError(f"kernel {kernel.key} has no row {suffix!r}; its rows: {', '.join(r.suffix for r in kernel.rows)}")
+        raise TunekitError(
+            f"kernel {kernel.key} has no row {suffix!r}; its rows: {', '.join(r.suffix for r in kernel.rows)}"
+        )
     choice = dispatch.peek(kernel).choice
     if choice.suffix == suffix:
         return f"it runs ({choice.source}): {choice.reason}"

@@ -83,7 +83,10 @@ def refusal(kernel: Kernel, suffix: str, world: World) -> tuple[int, str | None]
         dropped = world.dropped.get(suffix)
         if dropped:
             return -1, f"not built: {dropped}"
-        return -1, f"not built yet; build what the manifests name with: python -m tunekit build --scope {kernel.scope.name}"
+        return (
+            -1,
+            f"not built yet; build what the manifests name with: python -m tunekit build --scope {kernel.scope.name}",
+        )
     requires = kernel.requires(row)
     lacking: list[Needs] = []
     for index, needs in enumerate(objects):
@@ -112,7 +115,9 @@ def _fallback(kernel: Kernel, world: World, why: str, warnings: tuple[str, ...] 
         refusals.append(f"{suffix}: {reason}")
     if not kernel.fallback:
         refusals.append("the kernel declares no fallback chain")
-    return _reference(kernel, world, "reference", f"{why}; nothing in the fallback chain runs here ({'; '.join(refusals)})", warnings)
+    return _reference(
+        kernel, world, "reference", f"{why}; nothing in the fallback chain runs here ({'; '.join(refusals)})", warnings
+    )
 
 
 def _named(kernel: Kernel, suffix: str, source: str, where: str, world: World) -> Choice | str:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunekit import dispatch, kernel as _kernel
+from tunekit import dispatch
+from tunekit import kernel as _kernel
 from tunekit.cpu.requires import parse
 from tunekit.dispatch import Tuned, TunedFunction
 from tunekit.errors import DeclarationError
@@ -26,9 +27,11 @@ from tunekit.signature import signature_of
 _C_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 # Words that C or C++ keeps for itself and Python does not.
 _C_WORDS = frozenset(
-    "auto bool case char const default do double enum extern float goto inline int long new delete this template "
-    "register restrict short signed sizeof static struct switch typedef union unsigned void volatile namespace "
-    "class private public virtual operator catch throw".split()
+    (
+        "auto bool case catch char class const default delete do double enum extern float goto inline int long "
+        "namespace new operator private public register restrict short signed sizeof static struct switch template "
+        "this throw typedef union unsigned virtual void volatile"
+    ).split()
 )
 
 _lock = threading.Lock()
@@ -139,7 +142,9 @@ def _join(where: str, own: str, companions: Sequence[Any]) -> list[CompanionFunc
     joined = []
     for item in companions:
         if isinstance(item, Tuned):
-            raise DeclarationError(f"{where}: companion {item.__name__!r} is itself tuned; a companion has no grid of its own")
+            raise DeclarationError(
+                f"{where}: companion {item.__name__!r} is itself tuned; a companion has no grid of its own"
+            )
         if not isinstance(item, CompanionFunction):
             shown = item if isinstance(item, str) else getattr(item, "__name__", repr(item))
             raise DeclarationError(
@@ -197,7 +202,9 @@ def tune(
 
     def wrap(function: Callable[..., Any]) -> Tuned:
         if isinstance(function, TunedFunction):
-            raise DeclarationError(f"kernel {function.__name__!r}: it is already tuned or a companion; decorate it once")
+            raise DeclarationError(
+                f"kernel {function.__name__!r}: it is already tuned or a companion; decorate it once"
+            )
         name = function.__name__
         where = f"kernel {name!r}"
         _check_name("kernel", name)
@@ -222,7 +229,7 @@ def tune(
                 raise DeclarationError(f"{where}, row {row.suffix!r}: {error}") from None
         check_grid(where, grid)
         for flag in cflags:
-            if flag.startswith("-m") or flag.startswith(("-O", "-flto", "-I", "-l", "-L")):
+            if flag.startswith(("-m", "-O", "-flto", "-I", "-l", "-L")):
                 raise DeclarationError(
                     f"{where}: cflags entry {flag!r}: flags that select instructions come from requires= or targets=, "
                     f"and the level is tunekit's; remove it"
@@ -268,4 +275,6 @@ def _check_targets(where: str, declared: Kernel, row: Row) -> None:
     for alternative in declared.targets(row):
         for feature in alternative:
             if not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", feature):
-                raise DeclarationError(f"{where}, row {row.suffix!r}: targets names {feature!r}, which is no feature name")
+                raise DeclarationError(
+                    f"{where}, row {row.suffix!r}: targets names {feature!r}, which is no feature name"
+                )

@@ -23,6 +23,7 @@ from typing import Any
 from tunekit import _manifest, module, paths
 from tunekit.choose import Choice, World, choose, refusal
 from tunekit.cpu import this_box, this_cpu, this_features
+from tunekit.cpu.features import suggestion
 from tunekit.environment import settings
 from tunekit.errors import AbiError, ChoiceError, TunekitError, TunekitWarning
 from tunekit.kernel import Kernel
@@ -248,8 +249,13 @@ class Binding:
     manifest: _manifest.Manifest
 
 
-def _bound(kernel: Kernel, suffix: str, alternative: int, source: str,
-           rows: Mapping[str, tuple[tuple[LoadedModule, BuiltRow], ...]]) -> BoundRow:
+def _bound(
+    kernel: Kernel,
+    suffix: str,
+    alternative: int,
+    source: str,
+    rows: Mapping[str, tuple[tuple[LoadedModule, BuiltRow], ...]],
+) -> BoundRow:
     loaded, built = rows[suffix][alternative]
     return BoundRow(kernel, suffix, kernel.row(suffix), source, loaded, built)
 
@@ -302,9 +308,10 @@ def _announce(kernel: Kernel, binding: Binding) -> None:
         warn_once(f"tunekit: {kernel.key} runs on {choice.suffix}: {message}")
     for row in kernel.rows:
         for name in sorted(kernel.requires(row).unknown()):
+            meant = suggestion(name)
             warn_once(
-                f"tunekit: kernel {kernel.key}, row {row.suffix}: requires names the unknown feature {name!r}, "
-                f"so the row runs nowhere; see: python -m tunekit status --why-not {kernel.name} {row.suffix}"
+                f"tunekit: kernel {kernel.key}, row {row.suffix}: requires names the unknown feature {name!r}"
+                f"{f' (did you mean {meant!r}?)' if meant else ''}, so the row runs nowhere; see: python -m tunekit status --why-not {kernel.name} {row.suffix}"
             )
     if choice.tier == "python" and settings().policy != "reference" and settings().mode == "normal":
         warn_once(
@@ -376,7 +383,9 @@ class TunedFunction:
     @property
     def kernel(self) -> Kernel:
         if self._kernel is None:
-            raise ChoiceError(f"companion {self.__name__!r} belongs to no kernel; name it in companions=[...] of tunekit.tune")
+            raise ChoiceError(
+                f"companion {self.__name__!r} belongs to no kernel; name it in companions=[...] of tunekit.tune"
+            )
         return self._kernel
 
     def __call__(self, *arguments: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ FORMAT = 1
 """Version of the stamp and of the registry inside a module."""
 
 PREFIX = "_tk_"
+
+_REBUILD = "rebuild it with: python -m tunekit build"
 
 
 @dataclass(frozen=True)
@@ -75,17 +78,31 @@ def check_stamp(stamp: Mapping[str, Any], kernels: Sequence[Kernel], where: str)
     def refuse(name: str, have: object, want: object, mend: str) -> None:
         raise AbiError(f"{where}: {name} is {have!r}, this tunekit wants {want!r}; {mend}")
 
-    rebuild = "rebuild it with: python -m tunekit build"
     for name, want in (("format", FORMAT), ("abi", ABI)):
         if stamp.get(name) != want:
-            refuse(name, stamp.get(name), want, f"the module was made by another tunekit, {rebuild}")
+            refuse(name, stamp.get(name), want, f"the module was made by another tunekit, {_REBUILD}")
     for kernel in kernels:
         entry = stamp.get("kernels", {}).get(kernel.key)
         if entry is None:
-            raise AbiError(f"{where}: it holds no kernel {kernel.key}; {rebuild}")
+            raise AbiError(f"{where}: it holds no kernel {kernel.key}; {_REBUILD}")
         if entry.get("digest") != kernel.digest():
-            refuse(f"the declaration digest of {kernel.key}", entry.get("digest"), kernel.digest(),
-                   f"the declaration has changed since, {rebuild} (or reinstall the package)")
+            refuse(
+                f"the declaration digest of {kernel.key}",
+                entry.get("digest"),
+                kernel.digest(),
+                f"the declaration has changed since, {_REBUILD} (or reinstall the package)",
+            )
+
+
+def _truncated(path: Path) -> bool:
+    """Whether an ELF file ends before its section headers do: mapping such a file kills the process with SIGBUS."""
+    with open(path, "rb") as file:
+        head = file.read(64)
+        if len(head) < 64 or head[:4] != b"\x7fELF" or head[4] != 2:
+            return head[:4] == b"\x7fELF"
+        (offset,) = struct.unpack_from("<Q", head, 0x28)
+        size, count = struct.unpack_from("<HH", head, 0x3A)
+        return offset + size * count > file.seek(0, 2)
 
 
 _loaded: dict[Path, LoadedModule] = {}
@@ -103,6 +120,8 @@ def load(path: Path, kernels: Sequence[Kernel]) -> LoadedModule:
         return module
     name = path.name.partition(".")[0]
     try:
+        if _truncated(path):
+            raise AbiError(f"{path}: it cannot be loaded (it is cut short); {_REBUILD}")
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise AbiError(f"{path}: it is no extension module of this interpreter")
@@ -111,14 +130,16 @@ def load(path: Path, kernels: Sequence[Kernel]) -> LoadedModule:
     except AbiError:
         raise
     except Exception as error:  # a truncated file, another architecture, a missing libc symbol
-        raise AbiError(f"{path}: it cannot be loaded ({error}); rebuild it with: python -m tunekit build") from error
+        raise AbiError(f"{path}: it cannot be loaded ({error}); {_REBUILD}") from error
     finally:
         sys.modules.pop(name, None)
     ffi, lib = extension.ffi, extension.lib
     try:
         stamp = json.loads(ffi.string(lib.tk_stamp()))
     except Exception as error:
-        raise AbiError(f"{path}: its stamp cannot be read ({error}); rebuild it with: python -m tunekit build") from error
+        raise AbiError(
+            f"{path}: its stamp cannot be read ({error}); {_REBUILD}"
+        ) from error
     check_stamp(stamp, kernels, str(path))
 
     count = int(lib.tk_row_count())
@@ -150,4 +171,3 @@ def find_beside(kernel: Kernel) -> list[Path]:
     folder = Path(kernel.file).parent
     found = folder.glob(f"{PREFIX}{kernel.scope.name}_*{module_suffix()}")
     return sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)
-

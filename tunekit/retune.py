@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tunekit import console as _console
@@ -87,7 +87,8 @@ def stage_line(record: RunRecord) -> str:
 def noise_line(record: KernelRecord) -> str | None:
     """The noise floors and margins of the regimes, or None where nothing was timed."""
     parts = [
-        f"{name} {100 * regime.floor:.1f} % (margin {100 * (regime.margin or 0):.1f} %)"
+        f"{name} {100 * regime.floor:.1f} %"
+        + (f" (margin {100 * regime.margin:.1f} %)" if regime.decides and regime.margin is not None else "")
         for name, regime in record.regimes.items()
         if regime.floor is not None
     ]
@@ -193,27 +194,43 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, old if old is not None else signal.SIG_DFL)
 
 
-def run(arguments: argparse.Namespace, console: Console | None = None, house: House | None = None) -> int:
-    """Run with parsed arguments; the exit status."""
+def run(
+    arguments: argparse.Namespace,
+    console: Console | None = None,
+    house: House | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> int:
+    """Run with parsed arguments; the exit status. The rest is for tests: see :func:`tunekit.tuner.tune`."""
     talk = console or Console(quiet=arguments.quiet or arguments.json)
     options = Options(
-        tuple(arguments.kernel), arguments.time_limit, arguments.dry_run, arguments.fresh, arguments.in_process,
-        arguments.seed, gate.Limits(row=arguments.row_timeout),
+        tuple(arguments.kernel),
+        arguments.time_limit,
+        arguments.dry_run,
+        arguments.fresh,
+        arguments.in_process,
+        arguments.seed,
+        gate.Limits(row=arguments.row_timeout),
     )
+    with interruptible():
+        return _obey(arguments, options, talk, house, clock)
+
+
+def _obey(
+    arguments: argparse.Namespace, options: Options, talk: Console, house: House | None, clock: Callable[[], float]
+) -> int:
     try:
-        with interruptible():
-            results = tune(arguments.scope, options, talk, house)
-            if not results:
-                talk.complain("tunekit: there is nothing to tune: no installed family declares a kernel")
-                return NOTHING
-            statuses = [r.status for r in results]
-            status = FAILED if FAILED in statuses else DONE if DONE in statuses else NOTHING
-            if arguments.json:
-                talk.document(as_json(results, status))
-            else:
-                for result in results:
-                    show(result, talk, arguments.quiet)
-            return status
+        results = tune(arguments.scope, options, talk, house, clock)
+        if not results:
+            talk.complain("tunekit: there is nothing to tune: no installed family declares a kernel")
+            return NOTHING
+        statuses = [r.status for r in results]
+        status = FAILED if FAILED in statuses else DONE if DONE in statuses else NOTHING
+        if arguments.json:
+            talk.document(as_json(results, status))
+        else:
+            for result in results:
+                show(result, talk, arguments.quiet)
+        return status
     except KeyboardInterrupt as error:
         by = f" by {error}" if str(error) else ""
         talk.complain(f"tunekit: interrupted{by}; scopes that were not finished keep their manifests")
@@ -229,7 +246,8 @@ def run(arguments: argparse.Namespace, console: Console | None = None, house: Ho
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m tunekit.retune", allow_abbrev=False,
+        prog="python -m tunekit.retune",
+        allow_abbrev=False,
         description="Build, check and time every row on this box, and keep the winners.",
     )
     add_arguments(parser)

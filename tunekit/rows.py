@@ -121,7 +121,7 @@ def _matches(text: str, name: str, examples: frozenset[Value]) -> Iterator[tuple
     for value, end in found:
         if end == len(text):
             yield value, ""
-        elif text[end] == "_":
+        elif text[end] == "_" and end + 1 < len(text):
             yield value, text[end + 1 :]
 
 
@@ -172,14 +172,18 @@ def check_grid(where: str, rows: Sequence[Row]) -> None:
             raise DeclarationError(f"{where}: row argument {name!r} is not a name")
     for row in rows:
         if row.suffix in seen:
-            raise DeclarationError(f"{where}: row {row.suffix!r} appears twice; change an argument or give one a suffix")
+            raise DeclarationError(
+                f"{where}: row {row.suffix!r} appears twice; change an argument or give one a suffix"
+            )
         seen.add(row.suffix)
         if row.named:
             continue
         try:
             back = parse_suffix(row.suffix, vocabulary)
         except ValueError as error:
-            raise DeclarationError(f"{where}: row {row.suffix!r}: its name does not read back ({error}); give it a suffix") from None
+            raise DeclarationError(
+                f"{where}: row {row.suffix!r}: its name does not read back ({error}); give it a suffix"
+            ) from None
         if back != row.args:
             raise DeclarationError(
                 f"{where}: row {row.suffix!r}: its name reads back as {dict(back)}; give it a suffix"

@@ -3,11 +3,12 @@
 
 A tuned function's annotations are its C prototype::
 
-    def gemm(a: In[f32, "m", "k"], b: In[f32, "k", "n"], c: Out[f32, "m", "n"], m: i32, k: i32, n: i32) -> None
+    def gemm(a: Annotated[In[f32], "m", "k"], b: Annotated[In[f32], "k", "n"], c: Annotated[Out[f32], "m", "n"],
+             m: i32, k: i32, n: i32) -> None
 
-``In[T]`` is ``const T *``, ``Out[T]`` and ``InOut[T]`` are ``T *``. The optional sizes are expressions of the
-integer parameters; an array must then have exactly that shape, or be 1-D with as many elements. (Under a type
-checker write ``Annotated[In[f32], "m", "k"]``: it means the same and is ordinary typing.)
+``In[T]`` is ``const T *``, ``Out[T]`` and ``InOut[T]`` are ``T *``. The sizes are optional, expressions of the
+integer parameters; an array must then have exactly that shape, or be 1-D with as many elements. They are ordinary
+typing metadata, so linters and type checkers leave them alone.
 
 Pointers are ``restrict``, so an output that overlaps another argument is refused before any C runs.
 """
@@ -19,7 +20,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args, get_origin
 
 from tunekit.errors import DeclarationError
 
@@ -70,7 +71,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     # A checker sees a scalar as Any and a pointer as an array: that is what reference bodies and callers handle.
-    i8 = u8 = i16 = u16 = i32 = u32 = i64 = u64 = f32 = f64 = Any
+    i8: TypeAlias = Any
+    u8: TypeAlias = Any
+    i16: TypeAlias = Any
+    u16: TypeAlias = Any
+    i32: TypeAlias = Any
+    u32: TypeAlias = Any
+    i64: TypeAlias = Any
+    u64: TypeAlias = Any
+    f32: TypeAlias = Any
+    f64: TypeAlias = Any
     In = NDArray[T]
     Out = NDArray[T]
     InOut = NDArray[T]
@@ -80,18 +90,16 @@ else:
     f32, f64 = C_TYPES["f32"], C_TYPES["f64"]
 
     class _Pointer:
-        """``In[T, size...]`` and its siblings; holds the element type until the signature is read."""
+        """``In[T]`` and its siblings; holds the element type until the signature is read."""
 
-        def __init__(self, direction: str, element: Any = None, sizes: tuple[Any, ...] = ()) -> None:
-            self.direction, self.element, self.sizes = direction, element, sizes
+        def __init__(self, direction: str, element: Any = None) -> None:
+            self.direction, self.element = direction, element
 
-        def __getitem__(self, item: Any) -> _Pointer:
-            element, *sizes = item if isinstance(item, tuple) else (item,)
-            return _Pointer(self.direction, element, tuple(sizes))
+        def __getitem__(self, element: Any) -> _Pointer:
+            return _Pointer(self.direction, element)
 
         def __repr__(self) -> str:
-            inner = ", ".join([repr(self.element), *map(repr, self.sizes)])
-            return f"{self.direction}[{inner}]"
+            return f"{self.direction}[{self.element!r}]"
 
         def __call__(self) -> None:  # typing (Annotated) accepts callables only
             raise TypeError(f"{self!r} is an annotation, not a function")
@@ -125,9 +133,8 @@ class Size:
         except SyntaxError:
             return "it is not an expression"
         for node in ast.walk(tree):
-            legal = (
-                isinstance(node, (ast.BinOp, ast.Name, ast.Load, ast.operator))
-                or (isinstance(node, ast.Constant) and type(node.value) is int)
+            legal = isinstance(node, (ast.BinOp, ast.Name, ast.Load, ast.operator)) or (
+                isinstance(node, ast.Constant) and type(node.value) is int
             )
             if not legal or (isinstance(node, ast.operator) and type(node) not in _OPERATORS):
                 return "it may hold integer parameters, whole numbers, + - * // and parentheses only"
@@ -188,9 +195,7 @@ class Signature:
         """The signature as JSON-able data (part of a declaration's digest)."""
         return {
             "returns": self.returns.name if self.returns else None,
-            "parameters": [
-                [p.name, p.ctype.name, p.direction, [s.text for s in p.sizes]] for p in self.parameters
-            ],
+            "parameters": [[p.name, p.ctype.name, p.direction, [s.text for s in p.sizes]] for p in self.parameters],
         }
 
 
@@ -208,7 +213,6 @@ def _annotation(where: str, name: str, annotation: Any) -> Parameter:
             f"{where}: parameter {name!r} is annotated {annotation!r}, which has no C type; "
             f"use one of {', '.join(C_TYPES)}, or In[...], Out[...], InOut[...] of one"
         )
-    sizes = (*annotation.sizes, *sizes)
     parsed = []
     for size in sizes:
         expression = Size(str(size))
@@ -232,7 +236,9 @@ def signature_of(function: Callable[..., Any], where: str) -> Signature:
     try:
         annotations = inspect.get_annotations(function, eval_str=True)
     except Exception as error:
-        raise DeclarationError(f"{where}: its annotations cannot be evaluated ({error}); import every name in them") from error
+        raise DeclarationError(
+            f"{where}: its annotations cannot be evaluated ({error}); import every name in them"
+        ) from error
     parameters = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY):
@@ -240,13 +246,17 @@ def signature_of(function: Callable[..., Any], where: str) -> Signature:
         if parameter.default is not parameter.empty:
             raise DeclarationError(f"{where}: parameter {name!r} has a default; a C function has none, remove it")
         if name not in annotations:
-            raise DeclarationError(f"{where}: parameter {name!r} has no annotation; write its C type, such as {name}: i32")
+            raise DeclarationError(
+                f"{where}: parameter {name!r} has no annotation; write its C type, such as {name}: i32"
+            )
         parameters.append(_annotation(where, name, annotations[name]))
     if "return" not in annotations:
         raise DeclarationError(f"{where}: it has no return annotation; write -> None or a C type such as -> i32")
     returns = annotations["return"]
     if returns is not None and not isinstance(returns, CType):
-        raise DeclarationError(f"{where}: its return annotation {returns!r} has no C type; use None or one of {', '.join(C_TYPES)}")
+        raise DeclarationError(
+            f"{where}: its return annotation {returns!r} has no C type; use None or one of {', '.join(C_TYPES)}"
+        )
     scalars = {p.name for p in parameters if not p.is_pointer and p.ctype.is_integer}
     for p in parameters:
         for size in p.sizes:
@@ -267,7 +277,9 @@ def _scalar(where: str, p: Parameter, value: Any) -> int | float:
         try:
             number = operator.index(value)
         except TypeError:
-            raise TypeError(f"{where}: {p.name} must be a whole number ({p.ctype}), not {type(value).__name__}") from None
+            raise TypeError(
+                f"{where}: {p.name} must be a whole number ({p.ctype}), not {type(value).__name__}"
+            ) from None
         if p.ctype.low is None or p.ctype.high is None or not p.ctype.low <= number <= p.ctype.high:
             raise ValueError(f"{where}: {p.name}={number} does not fit {p.ctype}")
         return number

@@ -389,8 +389,11 @@ def entrants(kernel: Kernel, house: House, fresh: bool) -> _Entrants | KernelRec
     if fallback is None:
         chain = ";".join(kernel.fallback) or "empty"
         return KernelRecord(
-            None, previous, None, f"nothing to compare with: no C reference, and of the fallback chain ({chain}) "
-            "nothing runs on this box", rows=rows,
+            None,
+            previous,
+            None,
+            f"nothing to compare with: no C reference, and of the fallback chain ({chain}) nothing runs on this box",
+            rows=rows,
         )
     standing = previous if previous in bound and not fresh else None
     for suffix in bound:
@@ -404,8 +407,14 @@ class _Run:
     """One scope's run."""
 
     def __init__(
-        self, scope: str, kernels: Sequence[Kernel], options: Options, console: Console, house: House,
-        clock: race.Clock, deadline: Deadline,
+        self,
+        scope: str,
+        kernels: Sequence[Kernel],
+        options: Options,
+        console: Console,
+        house: House,
+        clock: race.Clock,
+        deadline: Deadline,
     ) -> None:
         self.scope, self.kernels, self.options = scope, list(kernels), options
         self.console, self.house, self.clock, self.deadline = console, house, clock, deadline
@@ -429,8 +438,16 @@ class _Run:
         box, brand = self.house.box()
         digests = {k.key: records[k.name].hashes.get("grid", "") for k in self.kernels}
         record = RunRecord(
-            self.scope, box, brand, self.options.seed, started, _now(), self.options.time_limit,
-            dict(self.stages.taken), digests, records,
+            self.scope,
+            box,
+            brand,
+            self.options.seed,
+            started,
+            _now(),
+            self.options.time_limit,
+            dict(self.stages.taken),
+            digests,
+            records,
         )
         manifest = None if self.options.dry_run else self.write(record)
         record = dataclasses.replace(record, stages=dict(self.stages.taken))
@@ -519,9 +536,7 @@ class _Run:
     ) -> dict[str, gate.Verdict]:
         return gate.gate_rows(job, suffixes, limits=self.options.limits, deadline=deadline, progress=progress)
 
-    def compete(
-        self, found: _Entrants, regimes: Sequence[Regime], deadline: Deadline
-    ) -> tuple[KernelRecord, bool]:
+    def compete(self, found: _Entrants, regimes: Sequence[Regime], deadline: Deadline) -> tuple[KernelRecord, bool]:
         """Race the rows that are left and decide."""
         kernel = found.kernel
         args = {s: kernel.full_args(kernel.row(s)) for s in found.bound}
@@ -549,8 +564,16 @@ class _Run:
             if found.fallback not in found.alive:
                 reason = f"the fallback {found.fallback} failed while it was timed: {found.rows[found.fallback].reason}"
                 return (
-                    KernelRecord(None, found.previous, found.fallback, reason, False, rows=found.rows,
-                                 regimes=regime_records, notes=found.notes),
+                    KernelRecord(
+                        None,
+                        found.previous,
+                        found.fallback,
+                        reason,
+                        False,
+                        rows=found.rows,
+                        regimes=regime_records,
+                        notes=found.notes,
+                    ),
                     True,
                 )
             enough = reading.final.get(found.fallback, None)
@@ -559,8 +582,14 @@ class _Run:
                     break
                 continue
             standings.append(
-                stats.Standing(regime.name, regime.decides, _living(reading.final, found.alive),
-                               _living(reading.screened, found.alive), reading.margin, reading.cut)
+                stats.Standing(
+                    regime.name,
+                    regime.decides,
+                    _living(reading.final, found.alive),
+                    _living(reading.screened, found.alive),
+                    reading.margin,
+                    reading.cut,
+                )
             )
             if done == 0:
                 picked = stats.decide(standings, args, incumbent, found.fallback).winner
@@ -573,20 +602,44 @@ class _Run:
             winner = incumbent or found.fallback
             reason = "too little was measured within the time limit to choose by; this is what ran before"
             found.rows[winner] = dataclasses.replace(found.rows[winner], verdict="winner", reason=reason)
-            record = KernelRecord(winner, found.previous, found.fallback, reason, False, rows=found.rows,
-                                  regimes=regime_records, notes=found.notes)
+            record = KernelRecord(
+                winner,
+                found.previous,
+                found.fallback,
+                reason,
+                False,
+                rows=found.rows,
+                regimes=regime_records,
+                notes=found.notes,
+            )
             return record, False
         decision = stats.decide(standings, args, incumbent, found.fallback)
-        reason = _judge(found, standings, decision, incumbent)
+        reason = _judge(found, standings, decision, incumbent, args, chooses)
         _comment(found, regimes, readings, decision.winner, self.options.plan)
         picks = {pick.regime: pick.winner for pick in decision.picks}
-        record = KernelRecord(decision.winner, found.previous, found.fallback, reason, found.complete, picks=picks,
-                              rows=found.rows, regimes=regime_records, notes=found.notes)
+        record = KernelRecord(
+            decision.winner,
+            found.previous,
+            found.fallback,
+            reason,
+            found.complete,
+            picks=picks,
+            rows=found.rows,
+            regimes=regime_records,
+            notes=found.notes,
+        )
         return record, False
 
     def race_one(
-        self, found: _Entrants, regime: Regime, deadline: Deadline, standings: Sequence[stats.Standing],
-        picked: str | None, incumbent: str | None, args: Mapping[str, Mapping[str, object]], chooses: set[str],
+        self,
+        found: _Entrants,
+        regime: Regime,
+        deadline: Deadline,
+        standings: Sequence[stats.Standing],
+        picked: str | None,
+        incumbent: str | None,
+        args: Mapping[str, Mapping[str, object]],
+        chooses: set[str],
     ) -> race.RaceResult:
         """Prepare and race one regime."""
         name = found.kernel.name
@@ -628,13 +681,21 @@ class _Run:
         if among is not None:
             keep |= among & set(entries)
         result = race.race(
-            entries, twin, base, keep={k for k in keep if k is not None}, among=among, group=group, final=final,
-            seed=self.options.seed, plan=self.options.plan, clock=self.clock, deadline=deadline, progress=progress,
+            entries,
+            twin,
+            base,
+            keep={k for k in keep if k is not None},
+            among=among,
+            group=group,
+            final=final,
+            seed=self.options.seed,
+            plan=self.options.plan,
+            clock=self.clock,
+            deadline=deadline,
+            progress=progress,
         )
         short = len(entries) + len(failed) < len(order)
-        return dataclasses.replace(
-            result, failed={**failed, **result.failed}, complete=result.complete and not short
-        )
+        return dataclasses.replace(result, failed={**failed, **result.failed}, complete=result.complete and not short)
 
     # --- writing
 
@@ -683,10 +744,17 @@ def _regime_record(regime: Regime, result: race.RaceResult, reading: race.Readin
     best = {**reading.screened, **reading.final}
     measured = bool(reading.final)
     return RegimeRecord(
-        unit=regime.unit, work=regime.work, decides=list(regime.decides), seed=result.seed, complete=result.complete,
-        floor=reading.floor if measured else None, margin=reading.margin if measured else None,
-        calls=dict(result.calls), centres={n: e.centre for n, e in best.items()},
-        errors={n: e.error for n, e in best.items()}, spreads={n: e.spread for n, e in best.items()},
+        unit=regime.unit,
+        work=regime.work,
+        decides=list(regime.decides),
+        seed=result.seed,
+        complete=result.complete,
+        floor=reading.floor if measured else None,
+        margin=reading.margin if measured else None,
+        calls=dict(result.calls),
+        centres={n: e.centre for n, e in best.items()},
+        errors={n: e.error for n, e in best.items()},
+        spreads={n: e.spread for n, e in best.items()},
         finalists=sorted(n for n in result.final if not n.endswith(race.TWIN)),
         screening={n: list(t) for n, t in result.screening.items()},
         final={n: list(t) for n, t in result.final.items()},
@@ -700,17 +768,23 @@ def percent(ratio: float) -> str:
 
 
 def _judge(
-    found: _Entrants, standings: Sequence[stats.Standing], decision: stats.Decision, incumbent: str | None
+    found: _Entrants,
+    standings: Sequence[stats.Standing],
+    decision: stats.Decision,
+    incumbent: str | None,
+    args: Mapping[str, Mapping[str, object]],
+    chooses: set[str],
 ) -> str:
     """Give every measured row its verdict; the reason why the winner won."""
     by_name = {standing.regime: standing for standing in standings}
     for name in standings[0].screened:
-        verdict, reason = _verdict(name, by_name, standings[0], decision)
+        kin = [n for n in stats.equals_without(args, name, chooses) if n in decision.picks[0].among]
+        verdict, reason = _verdict(name, kin, by_name, standings[0], decision)
         found.rows[name] = dataclasses.replace(found.rows[name], verdict=verdict, reason=reason)
     winner, last = decision.winner, decision.picks[-1]
     margin = f"{100 * by_name[last.regime].margin:.1f} %"
-    if winner == found.fallback:
-        reason = f"the fallback; no row leads it by more than {margin}"
+    if winner == found.fallback == decision.picks[0].winner:
+        reason = f"the fallback; no row leads it by more than {100 * standings[0].margin:.1f} %"
     elif winner == incumbent and len(last.band) > 1:
         reason = f"the incumbent, within the margin of {margin} of the fastest"
     elif len(decision.picks) > 1:
@@ -724,9 +798,16 @@ def _judge(
 
 
 def _verdict(
-    name: str, by_name: Mapping[str, stats.Standing], primary: stats.Standing, decision: stats.Decision
+    name: str,
+    kin: Sequence[str],
+    by_name: Mapping[str, stats.Standing],
+    primary: stats.Standing,
+    decision: stats.Decision,
 ) -> tuple[str, str]:
-    """What became of a measured row that did not win: by the last regime that had it in question."""
+    """What became of a measured row that did not win: by the last regime that had it in question.
+
+    ``kin`` are the primary's finalists that do the same work there as this row.
+    """
     for pick in reversed(decision.picks):
         if name in pick.among:
             standing = by_name[pick.regime]
@@ -735,9 +816,11 @@ def _verdict(
             fastest = min(standing.final[other].centre for other in pick.among)
             return "slower", f"{percent(standing.final[name].centre / fastest)} time at {pick.regime}"
     fastest = min(e.centre for e in primary.screened.values())
-    behind = primary.screened[name].centre / fastest
-    why = "its kind was in the final" if behind <= 1 + primary.cut else "left out of the final"
-    return "slower", f"{percent(behind)} time at {primary.regime}, {why}"
+    behind = percent(primary.screened[name].centre / fastest)
+    tied = [other for other in kin if other in decision.picks[0].band]
+    if tied:
+        return "tied", f"does at {primary.regime} what {tied[0]} does"
+    return "slower", f"{behind} time at {primary.regime} in the screening"
 
 
 def _comment(

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 import tunekit as tk
@@ -33,7 +35,7 @@ def toy_k() -> tk.i32:
 
 
 @tk.companion
-def toy_sum(y: tk.Out[tk.f32, "n"], x: tk.In[tk.f32, "n"], n: tk.i32) -> None:  # noqa: F821  # sizes are text
+def toy_sum(y: Annotated[tk.Out[tk.f32], "n"], x: Annotated[tk.In[tk.f32], "n"], n: tk.i32) -> None:
     """y = x + k."""
     del n
     np.copyto(y, x)

@@ -135,7 +135,8 @@ def _core(record: CpuRecord) -> str:
 
 
 def _safe(part: str) -> str:
-    return "".join(c if c.isascii() and (c.isalnum() or c in "._") else "_" for c in part) or "unknown"
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._") else "_" for c in part)
+    return plain.lstrip(".") or "unknown"  # no hidden folder, no ".."
 
 
 def _text(data: Mapping[str, Any], name: str) -> str:

@@ -319,9 +319,7 @@ def gate_rows(
 class _Gating:
     """The state of one :func:`gate_rows`."""
 
-    def __init__(
-        self, job: Job, limits: Limits, deadline: Deadline, progress: Progress | None, total: int
-    ) -> None:
+    def __init__(self, job: Job, limits: Limits, deadline: Deadline, progress: Progress | None, total: int) -> None:
         self.job, self.limits, self.deadline, self.total = job, limits, deadline, total
         self.progress: Progress = progress or (lambda suffix, case, done, of: None)
         self.verdicts: dict[str, Verdict] = {}

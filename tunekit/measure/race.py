@@ -26,6 +26,7 @@ Call = Callable[[], None]
 Progress = Callable[[str, int, int], None]
 
 TWIN = "#2"
+_MOST_CALLS = 1 << 18  # a window, whatever a clock that hardly moves may say
 
 
 def twin_of(name: str) -> str:
@@ -182,10 +183,10 @@ class _Track:
             taken = self.time(name, calls)
             if taken is None:
                 return
-            if taken >= window / 2 or calls >= 1 << 20 or self.deadline.over():
+            if taken >= window / 2 or calls >= _MOST_CALLS or self.deadline.over():
                 break
-            calls = min(1 << 20, max(2 * calls, math.ceil(calls * window / max(taken, window / 64))))
-        self.calls[name] = max(1, round(calls * window / max(taken, 1e-9)))
+            calls = min(_MOST_CALLS, max(2 * calls, math.ceil(calls * window / max(taken, window / 64))))
+        self.calls[name] = min(_MOST_CALLS, max(1, round(calls * window / max(taken, 1e-9))))
 
     def round(self, order: list[str]) -> dict[str, float] | None:
         """One turn for each; None when the deadline came before the last of them."""

@@ -166,9 +166,10 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return {name: _read(inner[1], item, f"{where}.{name}") for name, item in value.items()}
     if origin not in (list, dict):
         allowed = inner or (kind,)
-        if float in allowed and type(value) in (int, float) and math.isfinite(value):
-            return float(value)
-        if any(type(value) is one for one in allowed):  # exactly: True is no int here
+        if float in allowed and type(value) in (int, float):
+            if math.isfinite(value):
+                return float(value)
+        elif any(type(value) is one for one in allowed):  # exactly: True is no int here
             return value
     raise MalformedManifest(f"{where}: {value!r:.60} has the wrong type")
 
@@ -177,6 +178,4 @@ def merge(old: RunRecord | None, new: RunRecord) -> RunRecord:
     """A run's record together with the kernels that only an older run of the same scope on the same box covered."""
     if old is None or old.scope != new.scope or old.box != new.box:
         return new
-    return dataclasses.replace(
-        new, digests={**old.digests, **new.digests}, kernels={**old.kernels, **new.kernels}
-    )
+    return dataclasses.replace(new, digests={**old.digests, **new.digests}, kernels={**old.kernels, **new.kernels})

@@ -195,14 +195,13 @@ class Decision:
     picks: tuple[Pick, ...]
 
 
-def equals_without(
-    args: Mapping[str, Mapping[str, object]], name: str, parameters: Collection[str]
-) -> list[str]:
+def equals_without(args: Mapping[str, Mapping[str, object]], name: str, parameters: Collection[str]) -> list[str]:
     """Rows that equal ``name`` in every argument but ``parameters``, itself included.
 
     Rows are compared by their parsed arguments, defaults filled in: a prefix of the row's name would merge rows
     on different weight planes.
     """
+
     def rest(row: str) -> dict[str, object]:
         return {k: v for k, v in args[row].items() if k not in parameters}
 

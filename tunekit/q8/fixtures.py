@@ -130,7 +130,8 @@ def quantiser_blocks() -> NDArray[np.float32]:
     for _ in range(60):
         # x beside a tie of x / d: where a product with the reciprocal of d falls on the other side.
         d = np.float32(rng.uniform(1, 2))
-        blocks.append(np.append(np.asarray(rng.integers(-126, 126, BLOCK - 1) + 0.5, np.float32) * d, d * np.float32(127)))
+        halves = np.asarray(rng.integers(-126, 126, BLOCK - 1) + 0.5, np.float32)
+        blocks.append(np.append(halves * d, d * np.float32(127)))
     for exponent in range(-120, 120, 8):
         blocks.append(rng.standard_normal(BLOCK) * 2.0**exponent)
     return np.asarray(np.stack([np.asarray(b, np.float32) for b in blocks]))

@@ -25,6 +25,7 @@ Q8_0_BYTES = 2 + BLOCK
 """Bytes of a Q8_0 block: a float16 scale and 32 codes."""
 
 _SMALLEST = np.float32(2.0**-126)
+_FLOAT32 = np.dtype(np.float32)
 _CHUNK = 1 << 20  # values quantised at a time, so that temporaries stay small beside the matrix
 
 _MAGIC = b"\x93tkq8\r\n\x1a"
@@ -34,6 +35,46 @@ _HEADER = struct.Struct("<8sHHIQQ")
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     array.flags.writeable = False
     return array
+
+
+def as_float32(name: str, array: Any) -> NDArray[np.float32]:
+    """A C-contiguous, aligned, native float32 ndarray of one or two dimensions with K a multiple of 32.
+
+    The array itself where it is that already, read-only or not; else a copy.
+
+    Raises:
+        TypeError: not an array of float32; names the mend.
+        ValueError: another number of dimensions, or K is no multiple of 32.
+    """
+    if type(array) is not np.ndarray:
+        array = _plain(name, array)
+    if array.dtype != _FLOAT32:
+        if array.dtype.kind != "f" or array.dtype.itemsize != 4:
+            raise TypeError(f"{name} must be float32, not {array.dtype}; pass {name}.astype(np.float32)")
+        array = array.astype(_FLOAT32)
+    if array.ndim not in (1, 2):
+        raise ValueError(f"{name} must have one or two dimensions, not shape {array.shape}")
+    if array.shape[-1] % BLOCK:
+        raise ValueError(
+            f"{name} has shape {array.shape}: its last dimension must be a multiple of {BLOCK} (the values of a block)"
+        )
+    flags = array.flags
+    if not (flags.c_contiguous and flags.aligned):
+        array = np.array(array, order="C", copy=True)
+    found: NDArray[np.float32] = array
+    return found
+
+
+def _plain(name: str, array: Any) -> NDArray[Any]:
+    """A subclass of ndarray as an ndarray; anything else is a TypeError."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(
+            f"{name} must be a NumPy array of float32, not {type(array).__name__}; "
+            f"pass np.asarray({name}, dtype=np.float32)"
+        )
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array and its mask would be lost; pass {name}.filled(value)")
+    return array.view(np.ndarray)
 
 
 def _checked(name: str, array: object, dtype: type[np.generic]) -> NDArray[Any]:
@@ -368,8 +409,6 @@ def pack(w: NDArray[np.float32]) -> Matrix:
         TypeError: not an array of float32.
         ValueError: another shape.
     """
-    from tunekit.q8.product import as_float32
-
     source = as_float32("w", w)
     if source.ndim != 2:
         raise ValueError(f"w must have shape (N, K), not {source.shape}")
@@ -379,7 +418,8 @@ def pack(w: NDArray[np.float32]) -> Matrix:
     scales = np.empty((n, nb), np.float32)
     step = max(1, _CHUNK // max(k, 1))
     for n0 in range(0, n, step):
-        blocks = source[n0 : n0 + step].reshape(-1, nb, BLOCK)
+        part = source[n0 : n0 + step]
+        blocks = part.reshape(part.shape[0], nb, BLOCK)
         with np.errstate(all="ignore"):
             amax = np.abs(blocks).max(axis=-1, initial=np.float32(0))
             d = amax / np.float32(127)
@@ -390,6 +430,6 @@ def pack(w: NDArray[np.float32]) -> Matrix:
             q = np.rint(blocks / np.where(empty, np.float32(1), d)[..., None])
             q[empty] = 0
             np.clip(q, -127, 127, out=q)
-        codes[n0 : n0 + step] = q.astype(np.int8).reshape(-1, k)
+        codes[n0 : n0 + step] = q.astype(np.int8).reshape(part.shape)
         scales[n0 : n0 + step] = np.where(bad, np.float32(np.nan), np.where(empty, np.float32(0), d))
     return Matrix._of(codes, scales)

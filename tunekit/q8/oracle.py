@@ -29,7 +29,10 @@ from numpy.typing import ArrayLike, NDArray
 
 BLOCK = 32
 _SMALLEST = np.float32(2.0**-126)
-_OUTPUTS = 1 << 15  # outputs at a time: a dozen float64 temporaries of this many stay within a second-level cache
+# Outputs at a time. A dozen float64 temporaries of this many stay within a second-level cache, and a product of
+# them by one block stays below the size from which BLAS wakes its threads, whose spinning costs ten times the work
+# on a busy machine.
+_OUTPUTS = 1 << 13
 _WEIGHTS = 1 << 21  # weights at a time, widened to float32: 8 MiB
 
 

@@ -18,7 +18,7 @@ from tunekit.errors import AbiError
 from tunekit.q8 import kernels, oracle
 from tunekit.q8.grid import BLOCK
 from tunekit.q8.layout import Layout, layout_of
-from tunekit.q8.matrix import Activations, Matrix
+from tunekit.q8.matrix import Activations, Matrix, as_float32
 
 if TYPE_CHECKING:
     from tunekit.dispatch import BoundRow
@@ -56,13 +56,12 @@ def bind(bound: BoundRow) -> Native:
     """
     core = find_core()
     if core is None:
-        raise AbiError("tunekit._core is not built, and q8q8's rows run through it; build it with: python -m tunekit build")
+        raise AbiError("tunekit._core is not built, and rows of q8q8 run through it; to build: python -m tunekit build")
     layout = layout_of(bound.row)
     mr = bound.call("q8q8_layout")
     compiled = (mr, bound.call("q8q8_kgroup"), bound.call("q8q8_wbias"))
     expected = (layout.mr, layout.kgroup, layout.bias)
-    # With one row in a group the group of k has nothing to interleave.
-    if compiled != expected and not (compiled[::2] == expected[::2] and mr == 1):
+    if compiled != expected:
         raise AbiError(
             f"q8q8 row {bound.suffix}: it was compiled for (mr, kgroup, bias) = {compiled}, "
             f"and the schema says {expected}; rebuild with: python -m tunekit build"
@@ -81,46 +80,6 @@ def native() -> Native | None:
         row = None if bound is None else bind(bound)
         _ready = (bound, row)
     return row
-
-
-def as_float32(name: str, array: Any) -> NDArray[np.float32]:
-    """A C-contiguous, aligned, native float32 ndarray of one or two dimensions with K a multiple of 32.
-
-    The array itself where it is that already, read-only or not; else a copy.
-
-    Raises:
-        TypeError: not an array of float32; names the mend.
-        ValueError: another number of dimensions, or K is no multiple of 32.
-    """
-    if type(array) is not np.ndarray:
-        array = _plain(name, array)
-    if array.dtype != _FLOAT32:
-        if array.dtype.kind != "f" or array.dtype.itemsize != 4:
-            raise TypeError(f"{name} must be float32, not {array.dtype}; pass {name}.astype(np.float32)")
-        array = array.astype(_FLOAT32)
-    if array.ndim not in (1, 2):
-        raise ValueError(f"{name} must have one or two dimensions, not shape {array.shape}")
-    if array.shape[-1] % BLOCK:
-        raise ValueError(
-            f"{name} has shape {array.shape}: its last dimension must be a multiple of {BLOCK} (the values of a block)"
-        )
-    flags = array.flags
-    if not (flags.c_contiguous and flags.aligned):
-        array = np.array(array, order="C", copy=True)
-    found: NDArray[np.float32] = array
-    return found
-
-
-def _plain(name: str, array: Any) -> NDArray[Any]:
-    """A subclass of ndarray as an ndarray; anything else is a TypeError."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(
-            f"{name} must be a NumPy array of float32, not {type(array).__name__}; "
-            f"pass np.asarray({name}, dtype=np.float32)"
-        )
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array and its mask would be lost; pass {name}.filled(value)")
-    return array.view(np.ndarray)
 
 
 def quantize(x: NDArray[np.float32]) -> Activations:
