@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT, TOY_ENVIRONMENT, run_python
-
-import tunekit as tk
-from tunekit import dispatch, module, paths
 from tunekit.build_tools import Runner, build_cached, find_toolchain, row_source
 from tunekit.build_tools.objects import compile_text, first_error
 from tunekit.build_tools.toolchain import COMMON, baseline_flags, keep_places, keep_program, row_flags
+
+import tunekit as tk
+from tunekit import dispatch, module, paths
 from tunekit.kernel import Kernel
 
 pytestmark = pytest.mark.build
@@ -46,7 +46,9 @@ def family(tmp_path: Path, toy_kernel: Kernel) -> Callable[..., Kernel]:
 
     def make(text: str, **changes: Any) -> Kernel:
         (tmp_path / "own.c.j2").write_text(text)
-        return dataclasses.replace(toy_kernel, template="own.c.j2", reference=None, file=str(tmp_path / "kernels.py"), **changes)
+        return dataclasses.replace(
+            toy_kernel, template="own.c.j2", reference=None, file=str(tmp_path / "kernels.py"), **changes
+        )
 
     return make
 
@@ -142,7 +144,9 @@ def test_what_cannot_compile_is_never_kept(tmp_path: Path) -> None:
 
 def test_the_first_error_line_is_found() -> None:
     assert first_error("unit.c: In function f:\nunit.c:3:10: error: no x\n") == "line 3: error: no x"
-    assert first_error("/tmp/a.s:7: Error: no such instruction: `vpfoo'") == "line 7: Error: no such instruction: `vpfoo'"
+    assert (
+        first_error("/tmp/a.s:7: Error: no such instruction: `vpfoo'") == "line 7: Error: no such instruction: `vpfoo'"
+    )
     assert first_error("") == "it printed nothing"
 
 
@@ -154,7 +158,7 @@ def test_a_row_that_does_not_compile_is_dropped_and_the_module_still_builds(
     report = build_cached([kernel], "grid")
     assert "k2" not in report.built[kernel.key]
     assert {"k1", "k3", "k4"} <= set(report.built[kernel.key])
-    assert 'k is two' in report.dropped[kernel.key]["k2"]
+    assert "k is two" in report.dropped[kernel.key]["k2"]
     loaded = module.load(report.path, [kernel])  # type: ignore[arg-type]
     assert "k is two" in loaded.dropped(kernel)["k2"]
 
@@ -168,7 +172,8 @@ def test_a_reference_that_does_not_compile_is_a_fault_of_the_family(family: Call
 @pytest.mark.skipif(find_toolchain(Runner()).arch != "x86_64", reason="x86 intrinsics")
 def test_an_intrinsic_without_its_feature_is_caught_at_build_with_the_row_named(family: Callable[..., Kernel]) -> None:
     text = (
-        "#include <immintrin.h>\n" + (ROOT / "tests/toy/toy.c.j2").read_text()
+        "#include <immintrin.h>\n"
+        + (ROOT / "tests/toy/toy.c.j2").read_text()
         + "//% if k == 2\n__m256i tk_probe(__m256i a) { return _mm256_add_epi8(a, a); }\n//% endif\n"
     )
     report = build_cached([family(text)], "grid")
@@ -185,7 +190,9 @@ def test_the_module_carries_its_stamp_and_exports_its_init_alone(toy: Any) -> No
     assert entry["digest"] == toy.toy.kernel.digest()
     assert set(entry["templates"]) == {"toy/toy.c.j2"}
     assert loaded.stamp["compiler"]
-    exported = subprocess.run(["nm", "-D", "--defined-only", str(loaded.path)], capture_output=True, text=True, check=True)
+    exported = subprocess.run(
+        ["nm", "-D", "--defined-only", str(loaded.path)], capture_output=True, text=True, check=True
+    )
     assert [line.split()[-1] for line in exported.stdout.splitlines()] == [f"PyInit_{loaded.name}"]
 
 
@@ -343,7 +350,9 @@ def test_builders_at_once_end_with_one_valid_module(tmp_path: Path) -> None:
     )
     environment = {**os.environ, **TOY_ENVIRONMENT, "TUNEKIT_CACHE": str(tmp_path / "cache")}
     children = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True
+        )
         for _ in range(6)
     ]
     assert [child.communicate(timeout=120)[0].strip() for child in children] == ["6"] * 6
@@ -360,7 +369,13 @@ def test_an_interrupted_build_leaves_no_child_and_no_half_module(tmp_path: Path)
         "print('go', flush=True)\nbuild_cached(dispatch.kernels('toyscope'), 'grid')"
     )
     environment = {**os.environ, **TOY_ENVIRONMENT, "TUNEKIT_CACHE": str(tmp_path / "cache"), "CC": str(slow)}
-    child = subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=ROOT / "tests", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=ROOT / "tests",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     assert child.stdout is not None
     child.stdout.readline()
     time.sleep(1.5)

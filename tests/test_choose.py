@@ -71,7 +71,6 @@ def test_a_manifest_older_than_the_kernel_keeps_the_fallback() -> None:
     ('{"toy": "k9"}',                     "declined: k 9 is declined on purpose"),
     ('{"toy": "k3"}',                     "its requires 'no-such-feature' do not hold here"),
 ])
-# fmt: on
 def test_whatever_a_manifest_holds_the_fallback_runs_and_the_reason_is_said(text: str | bytes, words: str) -> None:
     choice = pick(text)
     assert (choice.suffix, choice.source) == ("k1", "fallback")
@@ -185,6 +184,7 @@ SHELF_CHOICES = {
 def full_world(arch: str, features: frozenset[str]) -> World:
     """A world in which every row that the architecture can have is built."""
     from tunekit.build_tools.plan import plan
+
     from tunekit.q8.kernels import q8q8
 
     built: dict[str, tuple[frozenset[str], ...]] = {}

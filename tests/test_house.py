@@ -59,7 +59,9 @@ def imports_of(path: Path, package: str) -> list[tuple[str, bool]]:
             elif isinstance(child, ast.ImportFrom):
                 base = child.module or ""
                 if child.level:
-                    base = ".".join([*package.split(".")[: len(package.split(".")) - child.level + 1], base]).rstrip(".")
+                    base = ".".join([*package.split(".")[: len(package.split(".")) - child.level + 1], base]).rstrip(
+                        "."
+                    )
                 found.append((base, top))
                 if base in ("tunekit", "tunekit.build_tools", "build_tools"):
                     found.extend((f"{base}.{alias.name}", top) for alias in child.names)
@@ -83,7 +85,9 @@ def sources() -> list[tuple[Path, str, str]]:
 
 def is_submodule(name: str) -> bool:
     base = ROOT / "tunekit" / name.split(".")[1]
-    return base.with_suffix(".py").exists() or base.is_dir() or name.split(".")[1] in ("build_tools", "templates", "_core")
+    return (
+        base.with_suffix(".py").exists() or base.is_dir() or name.split(".")[1] in ("build_tools", "templates", "_core")
+    )
 
 
 def test_every_room_has_its_floor() -> None:
@@ -142,9 +146,18 @@ def test_no_public_function_shares_the_name_of_a_submodule() -> None:
 def test_every_source_file_says_its_licence() -> None:
     missing = [
         str(path.relative_to(ROOT))
-        for pattern in ("tunekit/**/*.py", "build_tools/*.py", "tests/**/*.py", "tunekit/csrc/*", "templates/**/*", "examples/*.py")
+        for pattern in (
+            "tunekit/**/*.py",
+            "build_tools/*.py",
+            "tests/**/*.py",
+            "tunekit/csrc/*",
+            "templates/**/*",
+            "examples/*.py",
+        )
         for path in ROOT.glob(pattern)
-        if path.is_file() and path.suffix in (".py", ".c", ".h", ".j2") and "SPDX-License-Identifier" not in path.read_text(encoding="utf-8")[:300]
+        if path.is_file()
+        and path.suffix in (".py", ".c", ".h", ".j2")
+        and "SPDX-License-Identifier" not in path.read_text(encoding="utf-8")[:300]
         and path.name not in ("toy.c.j2", "registry.c.j2")
     ]
     assert missing == []

@@ -62,7 +62,9 @@ def test_an_empty_variable_means_no_manifest(toy: Any, environ: Callable[..., No
         toy.toy.manifest_set("k2")
 
 
-def test_a_named_file_that_is_missing_or_a_folder_is_said(toy: Any, environ: Callable[..., None], tmp_path: Path) -> None:
+def test_a_named_file_that_is_missing_or_a_folder_is_said(
+    toy: Any, environ: Callable[..., None], tmp_path: Path
+) -> None:
     environ(MANIFEST=str(tmp_path / "nowhere.json"))
     assert "TUNEKIT_MANIFEST names it and it does not exist" in toy.toy.choice().reason
     environ(MANIFEST=str(tmp_path))

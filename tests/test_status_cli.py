@@ -23,7 +23,9 @@ from tunekit.__main__ import main
 @pytest.fixture(autouse=True)
 def toy_is_installed(monkeypatch: pytest.MonkeyPatch, toy: Any) -> None:
     """The toy family as if its package had an entry point."""
-    monkeypatch.setattr(dispatch, "installed_scopes", lambda: {"toyscope": "toy.kernels", "tunekit": "tunekit.q8.kernels"})
+    monkeypatch.setattr(
+        dispatch, "installed_scopes", lambda: {"toyscope": "toy.kernels", "tunekit": "tunekit.q8.kernels"}
+    )
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -92,7 +94,9 @@ def test_why_not_reads_the_record_of_the_race(capsys: pytest.CaptureFixture[str]
     assert "retune: slower: +9 % at sum; k1 runs (manifest)" in out
 
 
-def test_a_manifest_of_another_box_or_grid_is_named_field_by_field(capsys: pytest.CaptureFixture[str], toy: Any) -> None:
+def test_a_manifest_of_another_box_or_grid_is_named_field_by_field(
+    capsys: pytest.CaptureFixture[str], toy: Any
+) -> None:
     box = {**cpu.this_box().to_json(), "model": 99}
     record = {"box": box, "digests": {"toyscope.toy": "0" * 16}}
     _manifest.manifest_set_many(toy.SCOPE, {toy.toy.kernel: "k2"}, record)
@@ -116,7 +120,9 @@ def test_a_manifest_of_another_box_or_grid_is_named_field_by_field(capsys: pytes
         (("show", "toy", "k1", "--alternative", "3"), "has 1 alternatives"),
     ],
 )
-def test_usage_errors_are_status_2_on_stderr(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
+def test_usage_errors_are_status_2_on_stderr(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
     status, out, err = run(capsys, *words)
     assert (status, out) == (2, "")
     assert message in err
@@ -154,7 +160,9 @@ def test_show_of_a_q8_row_for_any_architecture(capsys: pytest.CaptureFixture[str
     assert "declined for aarch64" in err
 
 
-def test_build_stamps_what_the_manifest_names(capsys: pytest.CaptureFixture[str], toy: Any, environ: Callable[..., None], tmp_path: Path) -> None:
+def test_build_stamps_what_the_manifest_names(
+    capsys: pytest.CaptureFixture[str], toy: Any, environ: Callable[..., None], tmp_path: Path
+) -> None:
     environ(CACHE=str(tmp_path / "own"))
     toy.toy.manifest_set("k2")
     reports = as_json(capsys, "build", "--scope", "toyscope")
@@ -195,14 +203,29 @@ def test_log_status(caplog: pytest.LogCaptureFixture, toy: Any, monkeypatch: pyt
 def test_each_choice_is_logged_in_its_stable_form(toy: Any) -> None:
     code = "import toy.kernels as t; t.toy(2, 3); t.toy(2, 3)"
     environment = {**os.environ, **TOY_ENVIRONMENT, "TUNEKIT_LOG": "choice"}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, cwd=ROOT / "tests", capture_output=True, text=True, check=True)
-    assert done.stderr == "tunekit: toyscope.toy <- k1 (fallback, c): no manifest; first runnable row of the fallback chain\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=environment,
+        cwd=ROOT / "tests",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (
+        done.stderr
+        == "tunekit: toyscope.toy <- k1 (fallback, c): no manifest; first runnable row of the fallback chain\n"
+    )
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:
     done = subprocess.run(
         f"{sys.executable} -m tunekit environment | head -1; exit ${{PIPESTATUS[0]}}",
-        shell=True, executable="/bin/bash", capture_output=True, text=True, cwd=ROOT / "tests", check=False,
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        cwd=ROOT / "tests",
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

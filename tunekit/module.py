@@ -102,7 +102,8 @@ def _truncated(path: Path) -> bool:
             return head[:4] == b"\x7fELF"
         (offset,) = struct.unpack_from("<Q", head, 0x28)
         size, count = struct.unpack_from("<HH", head, 0x3A)
-        return offset + size * count > file.seek(0, 2)
+        end: int = offset + size * count
+        return end > file.seek(0, 2)
 
 
 _loaded: dict[Path, LoadedModule] = {}
