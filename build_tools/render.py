@@ -104,7 +104,8 @@ def _context(kernel: Kernel, row: Row | None, arch: str, alternative: int, featu
     def symbol(name: str) -> str:
         if name not in signatures:
             raise TemplateError(
-                f"the template asks for {name!r}, which kernel {kernel.key} does not have; it has {', '.join(signatures)}"
+                f"the template asks for {name!r}, which kernel {kernel.key} does not have; "
+                f"it has {', '.join(signatures)}"
             )
         return kernel.symbol(name, suffix, alternative)
 

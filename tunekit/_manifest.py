@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,6 +148,8 @@ def read_record(scope: str) -> dict[str, Any] | None:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file beside its target, flush it to disk, and rename it into place."""
+    import tempfile
+
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -9,7 +9,6 @@ kernel with all its companions; fetching an address is a use.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import json
 import logging
 import sys
@@ -67,6 +66,8 @@ def kernels(scope: str | None = None) -> tuple[Kernel, ...]:
 
 def installed_scopes() -> dict[str, str]:
     """Scope to declaring module of every installed family: tunekit's own, and entry points ``tunekit.families``."""
+    import importlib.metadata  # for tools only: it takes as long to import as half of tunekit
+
     found = {"tunekit": "tunekit.q8.kernels"}
     for point in importlib.metadata.entry_points(group="tunekit.families"):
         found.setdefault(point.name, point.value.partition(":")[0])
@@ -311,7 +312,8 @@ def _announce(kernel: Kernel, binding: Binding) -> None:
             meant = suggestion(name)
             warn_once(
                 f"tunekit: kernel {kernel.key}, row {row.suffix}: requires names the unknown feature {name!r}"
-                f"{f' (did you mean {meant!r}?)' if meant else ''}, so the row runs nowhere; see: python -m tunekit status --why-not {kernel.name} {row.suffix}"
+                f"{f' (did you mean {meant!r}?)' if meant else ''}, so the row runs nowhere; "
+                f"see: python -m tunekit status --why-not {kernel.name} {row.suffix}"
             )
     if choice.tier == "python" and settings().policy != "reference" and settings().mode == "normal":
         warn_once(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 from tunekit.environment import settings
@@ -28,6 +27,8 @@ def _root(override: str | None, variable: str, kind: str) -> Path:
 
     user = Path(platformdirs.user_state_dir("tunekit") if kind == "state" else platformdirs.user_cache_dir("tunekit"))
     if not user.is_absolute():
+        import tempfile
+
         # No HOME and no passwd entry: expanduser leaves a relative path, which must not become the working directory's.
         return Path(tempfile.gettempdir()) / f"tunekit-{os.getuid() if hasattr(os, 'getuid') else 'user'}" / kind
     return user
