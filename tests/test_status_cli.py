@@ -253,3 +253,28 @@ def test_an_unknown_value_names_the_legal_ones(
     status, _, err = run(capsys, "status")
     assert status == 2
     assert f"TUNEKIT_{name}" in err
+
+
+def test_a_checkout_that_nobody_installed_says_so(tmp_path: Path) -> None:
+    """Run from a clone, its tunekit hides the installed one; -S keeps every installed package out of sight."""
+    import shutil
+
+    shutil.copytree(ROOT / "tunekit", tmp_path / "tunekit", ignore=shutil.ignore_patterns("*.so", "__pycache__", "*_build.json"))
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    import numpy
+
+    for name in ("numpy", "numpy.libs", "platformdirs"):
+        source = Path(numpy.__file__).parent.parent / name
+        if source.is_dir():
+            (packages / name).symlink_to(source)
+    code = "import toy.kernels as t; print(t.toy(2, 3))"
+    environment = {**os.environ, "PYTHONPATH": f"{packages}:{ROOT / 'tests'}", "TUNEKIT_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-S", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "5\n", done.stderr
+    assert f"imported the checkout {tmp_path}, which holds no built module and hides the installed package" in done.stderr
+    done = subprocess.run([sys.executable, "-S", "-m", "tunekit", "show", "q8q8", "reference"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "run: pip install -e ." in done.stderr
+    assert "Traceback" not in done.stderr

@@ -7,6 +7,7 @@ are chosen at first use.
 
 from __future__ import annotations
 
+from tunekit._status import StatusRow, log_status, status
 from tunekit.declare import Scope, companion, tune
 from tunekit.dispatch import Tuned
 from tunekit.errors import (
@@ -47,6 +48,7 @@ __all__ = [
     "Scope",
     "SettingError",
     "StaleManifest",
+    "StatusRow",
     "Target",
     "TemplateError",
     "ToolchainError",
@@ -60,7 +62,9 @@ __all__ = [
     "i16",
     "i32",
     "i64",
+    "log_status",
     "perm",
+    "status",
     "tune",
     "u8",
     "u16",

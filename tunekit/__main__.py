@@ -274,6 +274,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return retune.main(words[1:])
     options = parser().parse_args(words)
+    if dispatch.shadowed() and options.command in ("build", "show"):
+        print(
+            "tunekit: this is a checkout that is not installed, so its build tools are not in the package; "
+            "run: pip install -e .  (or start from another folder to use the installed tunekit)",
+            file=sys.stderr,
+        )
+        return 2
     try:
         status = int(options.run(options))
         sys.stdout.flush()

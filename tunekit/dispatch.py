@@ -9,6 +9,7 @@ kernel with all its companions; fetching an address is a use.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import logging
 import sys
@@ -32,6 +33,8 @@ from tunekit.signature import Signature, check_call
 
 log = logging.getLogger("tunekit")
 log.addHandler(logging.NullHandler())
+
+_HERE = Path(__file__).resolve().parent
 
 _lock = threading.RLock()
 _kernels: dict[str, Kernel] = {}
@@ -323,12 +326,25 @@ def _announce(kernel: Kernel, binding: Binding) -> None:
 
 def nothing_built(kernel: Kernel) -> str:
     """Why a kernel has no native code here, in one sentence with the mend."""
+    if shadowed():
+        return (
+            f"this process imported the checkout {_HERE.parent}, which holds no built module and hides the installed "
+            f"package; start it from another folder, or install the checkout: pip install -e {_HERE.parent}"
+        )
     try:
         report = json.loads(build_report_path(kernel).read_bytes())
         reason = str(report["problem"])
     except (OSError, ValueError, KeyError, TypeError):
         reason = "no module was built for it" if not loaded_modules(kernel) else "no built row runs on this CPU"
     return f"{reason}; to build: python -m tunekit build --scope {kernel.scope.name}"
+
+
+def shadowed() -> bool:
+    """Whether this tunekit is a checkout that nobody installed: its templates and build tools are not in the package.
+
+    A checkout in the working directory comes before site-packages, and so hides an installed tunekit.
+    """
+    return (_HERE.parent / "setup.py").is_file() and importlib.util.find_spec("tunekit.templates") is None
 
 
 def build_report_path(kernel: Kernel) -> Path:
