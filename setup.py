@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import build_tools.hook as hook  # noqa: E402
-from tunekit import dispatch  # noqa: E402
+from tunekit import dispatch, paths  # noqa: E402
 
 VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "tunekit/__init__.py").read_text(encoding="utf-8"), re.M)
 TEMPLATES = ["isa", "module", "q8q8"]
@@ -61,5 +61,7 @@ setup(
         hook.FamilyExtension("tunekit/q8/kernels.py", "tunekit.q8", lambda: dispatch.declare_scope("tunekit")),
     ],
     cmdclass={"build_ext": hook.build_ext},
+    # The modules keep to the stable ABI, so one wheel serves every CPython from 3.11 on (a free-threaded one has none).
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if ".abi3." in paths.module_suffix() else {},
     zip_safe=False,
 )

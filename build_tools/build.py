@@ -24,7 +24,7 @@ from tunekit.rows import REFERENCE
 from .link import Built, build_core, build_module
 from .objects import Compiled, Progress, compile_jobs
 from .plan import Job, plan, row_jobs
-from .render import render
+from .render import forget_templates, render
 from .toolchain import Runner, Toolchain, baseline_flags, find_toolchain
 
 
@@ -71,6 +71,7 @@ def _build(
     progress: Progress | None,
 ) -> Report:
     start = time.monotonic()
+    forget_templates()  # the stamp names the templates that this build read, as they are now
     report = Report(kind, compiler=toolchain.label)
     jobs: list[Job] = []
     for kernel in kernels:

@@ -60,10 +60,15 @@ def declare_alone(file: Path) -> tuple[Kernel, ...]:
     except TunekitError as error:
         raise TunekitError(f"{file}: {error}") from error
     except ImportError as error:
-        raise TunekitError(f"{file}: {error}; what this file imports belongs to the build requirements (pyproject.toml, [build-system])") from error
+        raise TunekitError(
+            f"{file}: {error}; what this file imports belongs to the build requirements "
+            f"(pyproject.toml, [build-system])"
+        ) from error
     found = tuple(k for k in dispatch.kernels() if k.file == str(file.resolve()))
     if not found:
-        raise TunekitError(f"{file} declares no kernel with @tunekit.tune; remove it from tunekit_modules or declare one")
+        raise TunekitError(
+            f"{file} declares no kernel with @tunekit.tune; remove it from tunekit_modules or declare one"
+        )
     return found
 
 
@@ -171,7 +176,8 @@ def _leave_report(ext: FamilyExtension, folder: Path, error: Exception) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{PREFIX}{scope}_build.json"
     problem = error.args[0] if error.args else str(error)
-    path.write_text(json.dumps({"problem": f"the install could not build it ({problem})"}, indent=1) + "\n", encoding="utf-8")
+    report = {"problem": f"the install could not build it ({problem})"}
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return path
 
 

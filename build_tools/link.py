@@ -199,9 +199,6 @@ def build_module(
     text = json.dumps(stamp, sort_keys=True)
     name = f"{PREFIX}{scope}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     target = folder / f"{name}{module_suffix()}"
-    if target.is_file():
-        return Built(target, stamp)
-
     present = {(c.job.kernel.key, c.job.suffix, c.job.alternative): c for c in compiled if c.path is not None}
     rows = []
     externs = []

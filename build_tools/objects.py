@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -19,12 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunekit.errors import TemplateError, ToolchainError
+from tunekit.module import is_cut_short
 
 from .plan import Job
 from .render import render
 from .toolchain import Runner, Toolchain
 
 Progress = Callable[[int, int, str], None]
+
+# A line of a unit's C that says: where the compiler has never heard of this flag, leave it out. Such a unit brings the
+# flag's instructions as assembly text, or refuses with #error. What the object needs of a CPU stays what it was.
+_OPTIONAL = re.compile(r"tunekit-optional-flag: (-m[a-z0-9.\-]+)")
+_UNKNOWN = re.compile(r"(?:unrecognized command[- ]line option|unknown argument:?|unsupported option) '(-m[^']+)'")
 
 
 @dataclass(frozen=True)
@@ -49,13 +56,19 @@ def lanes() -> int:
 def first_error(output: str) -> str:
     """The compiler's first error line, without the path of a temporary file."""
     for line in output.splitlines():
-        if re.search(r"\b(fatal )?error\b|Error:", line):
+        if re.search(r"\b(fatal )?error\b|Error:|undefined (reference|symbol)|required symbol", line):
             return re.sub(r"^[^\s:]*:(\d+)(:\d+)?: ", r"line \1: ", line).strip()
     return (output.strip().splitlines() or ["it printed nothing"])[0]
 
 
 def compile_text(
-    runner: Runner, toolchain: Toolchain, text: str, flags: Sequence[str], folder: Path, includes: Sequence[str] = ()
+    runner: Runner,
+    toolchain: Toolchain,
+    text: str,
+    flags: Sequence[str],
+    folder: Path,
+    includes: Sequence[str] = (),
+    check: Callable[[Path], None] | None = None,
 ) -> tuple[Path, str, bool]:
     """Compile C text into an object kept in ``folder``: (object, key, whether it was there already).
 
@@ -70,7 +83,15 @@ def compile_text(
         command = [*arguments, "-E", "-P", "unit.c"]
         status, output, errors = runner.run(command, cwd=Path(scratch))
         if status != 0:
-            raise ToolchainError(first_error(errors), command, status, errors)
+            optional = set(_OPTIONAL.findall(text)) & set(_UNKNOWN.findall(errors)) & set(flags)
+            if not optional:
+                raise ToolchainError(first_error(errors), command, status, errors)
+            try:
+                kept = [flag for flag in flags if flag not in optional]
+                return compile_text(runner, toolchain, text, kept, folder, includes, check)
+            except ToolchainError as error:
+                reason = f"{first_error(errors)}; and without it: {error.args[0]}"
+                raise ToolchainError(reason, command, status, errors) from error
         digest = hashlib.sha256()
         for part in (
             output,
@@ -81,14 +102,48 @@ def compile_text(
             digest.update(len(part).to_bytes(8, "little") + part)
         key = digest.hexdigest()[:32]
         target = folder / f"{key}.o"
-        if target.is_file():
+        if target.is_file() and is_object(target):
             return target, key, True
         command = [*arguments, "-c", "unit.c", "-o", "unit.o"]
         status, _, errors = runner.run(command, cwd=Path(scratch))
         if status != 0:
             raise ToolchainError(first_error(errors), command, status, errors)
-        os.replace(Path(scratch) / "unit.o", target)
+        made = Path(scratch) / "unit.o"
+        if check is not None:
+            check(made)
+        with open(made, "rb+") as file:
+            os.fsync(file.fileno())  # a renamed file that the disk never got would be an empty one after a power loss
+        os.replace(made, target)
     return target, key, False
+
+
+def is_object(path: Path) -> bool:
+    """Whether a kept object is whole (it may have been cut short by a full disk)."""
+    if not sys.platform.startswith("linux"):
+        return path.stat().st_size > 0
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF" and not is_cut_short(path)
+
+
+def link_check(runner: Runner, toolchain: Toolchain, symbols: Sequence[str]) -> Callable[[Path], None] | None:
+    """A check that a row's object defines its functions and calls nothing that is not there.
+
+    One row with an unresolved symbol would otherwise take the whole module down when it is loaded.
+    """
+    if not sys.platform.startswith("linux"):
+        return None  # the two options below are GNU ld's and lld's
+
+    def check(made: Path) -> None:
+        wanted = [f"-Wl,--require-defined={symbol}" for symbol in symbols]
+        command = [
+            *toolchain.command, *toolchain.places, "-shared", "-fno-lto", "-Wl,-z,defs", *wanted,
+            str(made), "-o", str(made.with_suffix(".so")), "-lm",
+        ]  # fmt: skip
+        status, _, errors = runner.run(command)
+        if status != 0:
+            raise ToolchainError(first_error(errors), command, status, errors)
+
+    return check
 
 
 def compile_jobs(
@@ -103,7 +158,9 @@ def compile_jobs(
 
     def one(job: Job, text: str) -> Compiled:
         try:
-            path, key, cached = compile_text(runner, toolchain, text, job.flags, folder)
+            symbols = [job.kernel.symbol(name, job.suffix, job.alternative) for name, _ in job.kernel.functions]
+            check = link_check(runner, toolchain, symbols)
+            path, key, cached = compile_text(runner, toolchain, text, job.flags, folder, check=check)
         except ToolchainError as error:
             wanted = " ".join(f"-m{f}" for f in job.features) if toolchain.arch == "x86_64" else " ".join(job.flags[:1])
             return Compiled(

@@ -29,7 +29,8 @@ class Job:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the object really requires of a CPU: the closure of the features that its flags switch on.
+        """What the object really requires of a CPU: the closure of the features that its flags, or its template for
+        functions in it, switch on.
 
         ``requires`` is not asked: an author may narrow where a row runs, never widen it.
         """
@@ -46,8 +47,15 @@ def row_jobs(kernel: Kernel, row: Row, arch: str) -> list[Job] | str:
     reason = kernel.refuses(row, arch)
     if reason is not None:
         return reason
+    inside = frozenset(kernel.inside(row))
     return [
-        Job(kernel, row, index, tuple(features), (*row_flags(arch, features), *kernel.cflags))
+        Job(
+            kernel,
+            row,
+            index,
+            tuple(features),
+            (*row_flags(arch, [f for f in features if f not in inside]), *kernel.cflags),
+        )
         for index, features in enumerate(kernel.targets(row) or ((),))
     ]
 

@@ -25,9 +25,16 @@ TIMEOUT = 300.0
 """Seconds after which a compiler is taken for hung."""
 
 # With an argument of their own in the next word, or attached.
-_PLACES = ("-I", "-isystem", "-idirafter", "-iquote", "-isysroot", "--sysroot", "-B", "-D", "-U", "-L", "-target", "--target")
-_DROPPED = ("-m", "-O", "-flto", "-fno-lto", "-W", "-w", "-g", "-std", "-ffast-math", "-funsafe", "-fprofile", "-fpch", "-x")
-_KEPT_M = ("-m64", "-mabi")
+_PLACES = (
+    "-I", "-isystem", "-idirafter", "-iquote", "-isysroot", "--sysroot", "-B", "-D", "-U", "-L", "-target", "--target",
+)
+# -f stands for fast-math in its many spellings, -flto, -fprofile, -fshort-enums and more that would change a row.
+_DROPPED = ("-m", "-O", "-f", "-W", "-w", "-g", "-std", "-ansi", "-pedantic")
+_DROPPED_WITH_NEXT = ("-x", "-Xclang", "-Xassembler", "-Xpreprocessor", "-Xlinker")
+_KEPT = (
+    "-m64", "-mabi", "-fuse-ld", "-fsanitize", "-fno-sanitize", "-fno-omit-frame-pointer", "-fplugin",
+    "-ffile-prefix-map", "-fdebug-prefix-map", "-fmacro-prefix-map",
+)
 
 
 class Runner:
@@ -38,7 +45,9 @@ class Runner:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
 
-    def run(self, command: Sequence[str], cwd: Path | None = None, stdin: bytes | None = None) -> tuple[int, bytes, str]:
+    def run(
+        self, command: Sequence[str], cwd: Path | None = None, stdin: bytes | None = None
+    ) -> tuple[int, bytes, str]:
         """Run a command: (status, standard output, error output). Raises ToolchainError where it cannot start."""
         environment = {**os.environ, "LC_ALL": "C"}
         with self._lock:
@@ -46,8 +55,9 @@ class Runner:
                 raise ToolchainError("the build was stopped")
             try:
                 process = subprocess.Popen(
-                    command, cwd=cwd, env=environment, stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                    command, cwd=cwd, env=environment, start_new_session=True,
+                    stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 )
             except OSError as error:
                 raise ToolchainError(f"cannot run {command[0]!r}: {error.strerror or error}", command) from error
@@ -115,12 +125,21 @@ def split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ToolchainError(f"the compiler flags {text!r} cannot be split into words ({error}); mend the quotes") from error
+        raise ToolchainError(
+            f"the compiler flags {text!r} cannot be split into words ({error}); mend the quotes"
+        ) from error
 
 
 def keep_program(words: Sequence[str]) -> tuple[str, ...]:
-    """The words of ``CC`` less those that are tunekit's to decide."""
-    return tuple(w for w in words if w.startswith(_KEPT_M) or not w.startswith(_DROPPED))
+    """The words of ``CC`` less those that are tunekit's to decide: instructions, optimisation, arithmetic, warnings."""
+    kept: list[str] = []
+    before = ""
+    for word in words:
+        dropped = word.startswith(_DROPPED) and not word.startswith(_KEPT)
+        if not dropped and word not in _DROPPED_WITH_NEXT and before not in _DROPPED_WITH_NEXT:
+            kept.append(word)
+        before = word
+    return tuple(kept)
 
 
 def keep_places(words: Sequence[str]) -> tuple[str, ...]:
@@ -175,9 +194,10 @@ def find_toolchain(runner: Runner, environ: Mapping[str, str] | None = None) -> 
             return _ask(runner, command, tuple(places))
         except ToolchainError as error:
             faults.append(error)
+    first = faults[0]
     raise ToolchainError(
-        f"the C compiler {shlex.join(faults[0].command[:1] or candidates[0])} does not work: {faults[0].args[0]}; {_MEND}",
-        faults[0].command, faults[0].status, faults[0].output,
+        f"the C compiler {shlex.join(first.command[:1] or candidates[0])} does not work: {first.args[0]}; {_MEND}",
+        first.command, first.status, first.output,
     )
 
 

@@ -73,6 +73,20 @@ def toy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def q8_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with the whole grid of the family, built once per session."""
+    folder = tmp_path_factory.mktemp("q8cache")
+    code = (
+        "from tunekit import dispatch; import tunekit.q8.kernels; from tunekit.build_tools import build_cached\n"
+        "report = build_cached(dispatch.kernels('tunekit'), 'grid'); print(report)"
+    )
+    done = run_python(code, {"TUNEKIT_CACHE": str(folder)}, timeout=600)
+    if done.returncode:
+        pytest.skip(f"the grid cannot be built here: {done.stderr.strip()[-300:]}")
+    return folder
+
+
 @pytest.fixture
 def toy(toy_cache: Path, environ: Callable[..., None]) -> Any:
     """The toy family's declaring module, its modules built."""

@@ -56,10 +56,10 @@ def test_a_manifest_older_than_the_kernel_keeps_the_fallback() -> None:
     ('{"toy": "k2"',                      "it is not JSON"),
     (b"\x00\x00\x00",                     "it is not JSON"),
     (b"\xff\xfe",                         "it is not UTF-8"),
-    ("[]",                                "JSON list"),
-    ("null",                              "JSON NoneType"),
-    ('"x"',                               "JSON str"),
-    ("7",                                 "JSON int"),
+    ("[]",                                "JSON an array"),
+    ("null",                              "JSON null"),
+    ('"x"',                               "JSON text"),
+    ("7",                                 "JSON a number"),
     ("[" * 100_000,                       "nested too deeply"),
     ('{"toy": ' + "[" * 100_000,          "nested too deeply"),
     ('{"toy": null}',                     "its value is null"),
@@ -141,40 +141,44 @@ def test_strict_features_refuse_an_unknown_name() -> None:
 
 # --- the shelf -------------------------------------------------------------------------------------------
 
+VNNI512_ROW = "dot_vpdpbusd_width512_mr32_kstep1_nr4_gkstep2_bias128"
+VNNI256_ROW = "dot_vpdpbusd_width256_mr16_kstep1_nr6_gkstep2_bias128"
 AVX2_ROW = "dot_madd16_width256_mr16_kstep1_nr5"
+SMMLA_ROW = "dot_smmla_mr8_kstep1_nr4"
+SDOT_ROW = "mr8_kstep1_nr4"
 # What the dispatcher must choose for each recorded CPU, with everything built that its architecture can have.
 # fmt: off
 SHELF_CHOICES = {
     "nehalem":                   "reference",
     "haswell":                   AVX2_ROW,
     "skylake-x":                 AVX2_ROW,
-    "cascade-lake":              AVX2_ROW,
-    "ice-lake":                  AVX2_ROW,
-    "alder-lake-avx512":         AVX2_ROW,
-    "alder-lake":                AVX2_ROW,
-    "arrow-lake":                AVX2_ROW,
-    "arrow-lake-e-core":         AVX2_ROW,
-    "sapphire-rapids":           AVX2_ROW,
-    "sapphire-rapids-no-xcr0":   AVX2_ROW,
-    "sapphire-rapids-refused":   AVX2_ROW,
-    "sapphire-rapids-not-asked": AVX2_ROW,
-    "sapphire-rapids-ymm-only":  AVX2_ROW,
-    "granite-rapids":            AVX2_ROW,
+    "cascade-lake":              VNNI512_ROW,
+    "ice-lake":                  VNNI512_ROW,
+    "alder-lake-avx512":         VNNI512_ROW,
+    "alder-lake":                VNNI256_ROW,
+    "arrow-lake":                VNNI256_ROW,
+    "arrow-lake-e-core":         VNNI256_ROW,
+    "sapphire-rapids":           VNNI512_ROW,
+    "sapphire-rapids-no-xcr0":   VNNI512_ROW,
+    "sapphire-rapids-refused":   VNNI512_ROW,
+    "sapphire-rapids-not-asked": VNNI512_ROW,
+    "sapphire-rapids-ymm-only":  VNNI256_ROW,
+    "granite-rapids":            VNNI512_ROW,
     "zen2":                      AVX2_ROW,
     "zen3":                      AVX2_ROW,
-    "zen4":                      AVX2_ROW,
-    "zen4-guest":                AVX2_ROW,
-    "zen5":                      AVX2_ROW,
+    "zen4":                      VNNI512_ROW,
+    "zen4-guest":                VNNI512_ROW,
+    "zen5":                      VNNI512_ROW,
     "guest-without-xsave":       "reference",
     "guest-without-ymm":         "reference",
     "qemu-unknown-model":        AVX2_ROW,
     "rosetta-like":              "reference",
     "cortex-a53":                "reference",
-    "neoverse-n1":               "reference",
-    "neoverse-v1":               "reference",
-    "neoverse-v2":               "reference",
-    "apple-m1":                  "reference",
-    "apple-m4":                  "reference",
+    "neoverse-n1":               SDOT_ROW,
+    "neoverse-v1":               SMMLA_ROW,
+    "neoverse-v2":               SMMLA_ROW,
+    "apple-m1":                  SDOT_ROW,
+    "apple-m4":                  SMMLA_ROW,
     "macos-aarch64":             "reference",
     "riscv64":                   "reference",
 }
@@ -214,6 +218,21 @@ def test_every_recorded_cpu_gets_its_row_of_every_kernel(name: str) -> None:
     # The toy has no instruction set in it, and one row that asks for a baseline feature of either architecture.
     toy_choice = choose(TOY, '{"toy": "k4"}', World(entry.record.arch, entry.features, BUILT), NORMAL)
     assert toy_choice.suffix == ("k4" if entry.features & {"sse2", "neon"} else "k1")
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [("alder-lake", "avxvnni"), ("cascade-lake", "avx512vl"), ("ice-lake", "avx512vl"), ("zen4", "avx512vl"), ("zen5", "avxvnni")],
+)
+def test_one_row_two_encodings(name: str, encoding: str) -> None:
+    """The 256-bit VNNI rows are two objects, and each faults on the other's CPUs."""
+    from tunekit.q8 import grid
+    from tunekit.q8.kernels import q8q8
+
+    entry = load_shelf()[name]
+    choice = choose(q8q8.kernel, json.dumps({"q8q8": VNNI256_ROW}), full_world("x86_64", entry.features), NORMAL)
+    assert choice.suffix == VNNI256_ROW
+    assert encoding in grid.targets(q8q8.kernel.row(VNNI256_ROW))[choice.alternative]
 
 
 @pytest.mark.parametrize("name", ["haswell", "zen4", "sapphire-rapids"])

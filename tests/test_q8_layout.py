@@ -13,7 +13,7 @@ from tunekit.q8.layout import REFERENCE, Layout, layout_of, pack_plane, unpack_p
 LAYOUTS = sorted(
     {layout_of(row) for row in grid.ROWS}
     | {REFERENCE, Layout(4, 4), Layout(4, 8), Layout(8, 8), Layout(16, 4, 128), Layout(32, 4), Layout(5, 1)},
-    key=lambda layout: (layout.mr, layout.kgroup, layout.bias),
+    key=lambda layout: (layout.mr, layout.kgroup, layout.bias, layout.id),
 )
 SHAPES = [(0, 64), (5, 0), (0, 0), (1, 32), (16, 64), (37, 96), (48, 160), (7, 32)]
 

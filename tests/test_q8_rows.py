@@ -15,24 +15,9 @@ import q8_cases as exact
 from tunekit.cpu import this_features
 from tunekit.errors import TunekitError
 from tunekit.q8 import fixtures, grid, kernels, legality, oracle, product
+from tunekit.q8.layout import layout_of
 
 pytestmark = pytest.mark.build
-
-
-@pytest.fixture(scope="session")
-def q8_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder with the whole grid of the family, built once per session."""
-    from conftest import run_python
-
-    folder = tmp_path_factory.mktemp("q8cache")
-    code = (
-        "from tunekit import dispatch; import tunekit.q8.kernels; from tunekit.build_tools import build_cached\n"
-        "report = build_cached(dispatch.kernels('tunekit'), 'grid'); print(report)"
-    )
-    done = run_python(code, {"TUNEKIT_CACHE": str(folder)}, timeout=600)
-    if done.returncode:
-        pytest.skip(f"the grid cannot be built here: {done.stderr.strip()[-300:]}")
-    return folder
 
 
 @pytest.fixture
@@ -83,6 +68,50 @@ def test_all_rows_give_the_same_bits(rows: dict[str, Any], t: int, k: int, n: in
         y = np.full((t, n), np.nan, np.float32)
         row.core.q8_matmul(row.row, y, x, *m.planes(row.layout), t, n, k)
         exact.same_bits(y, want)
+
+
+def test_every_row_through_the_public_calls(
+    rows: dict[str, Any], q8_cache: Path, environ: Callable[..., None]
+) -> None:
+    """pack and matmul under each row in turn: whole groups, row tails 40 and 44, 5 tokens, odd and even blocks."""
+    from tunekit import q8
+
+    rng = np.random.default_rng(5)
+    cases = []
+    for n, k in ((64, 256), (40, 256), (44, 256), (44, 224)):
+        x, w = rng.standard_normal((5, k), dtype=np.float32), rng.standard_normal((n, k), dtype=np.float32)
+        m = q8.pack(w)
+        cases.append((x, w, oracle.matmul_codes(*oracle.quantize(x), m.codes, m.scales)))
+    for suffix in rows:
+        if suffix == "reference":
+            continue
+        environ(CACHE=str(q8_cache), PIN=f"q8q8={suffix}")
+        for x, w, want in cases:
+            exact.same_bits(q8.matmul(x, q8.pack(w)), want)
+            exact.same_bits(q8.matmul(x[0], q8.pack(w)), want[0])
+        assert kernels.q8q8.bound().suffix == suffix
+
+
+def test_rows_and_companions_never_part(rows: dict[str, Any], q8_cache: Path, environ: Callable[..., None]) -> None:
+    """A row whose companions say anything but the reference's is live; one that declined is the reference throughout."""
+    environ(CACHE=str(q8_cache), MODE="test")
+    found = {
+        name: dict(getattr(kernels, f"q8q8_{name}").variants())
+        for name in ("layout", "wbias", "kgroup", "tokstep", "live")
+    }
+    suffixes = ["reference", *(row.suffix for row in grid.ROWS)]
+    for companion in found.values():
+        assert list(companion) == suffixes
+    for row in grid.ROWS:
+        got = {name: found[name][row.suffix]() for name in found}
+        if row.suffix in rows:
+            schema = layout_of(row)
+            assert got == {
+                "layout": schema.mr, "wbias": schema.bias, "kgroup": schema.kgroup, "tokstep": grid.tokstep(row), "live": 1
+            }  # fmt: skip
+        else:
+            assert got == {name: found[name]["reference"]() for name in found}
+    assert not found["live"]["reference"]()
 
 
 def test_regimes_run_and_are_exact(rows: dict[str, Any]) -> None:

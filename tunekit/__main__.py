@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tunekit COMMAND``: status, list, retune, build, show, environment.
+"""``python -m tunekit COMMAND``: status, list, retune, build, show, verify, environment.
 
 Results go to stdout, progress and logs to stderr. Exit status: 0 done, 1 a check failed, 2 usage, 3 nothing could
 be built (no compiler, no runnable row), 130 interrupted.
@@ -8,6 +8,8 @@ be built (no compiler, no runnable row), 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
 import os
 import sys
@@ -17,7 +19,7 @@ from typing import Any
 
 from tunekit import _manifest, _status, core, cpu, dispatch, paths
 from tunekit.console import Console, table
-from tunekit.environment import environment_table
+from tunekit.environment import environment_table, settings
 from tunekit.errors import ToolchainError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.rows import REFERENCE
@@ -52,12 +54,42 @@ def _status_command(options: argparse.Namespace) -> int:
     for row in rows:
         for field in row.stale:
             print(f"stale: {row.scope}.{row.kernel}: {field}")
+    for note in [*_changed_templates(kernels), *_lost_pins()]:
+        print(f"note: {note}")
     for file in dict.fromkeys(r.manifest for r in rows if r.manifest):
         exists = Path(file).exists()
         print(f"\nmanifest: {file}{'' if exists else ' (not there yet)'}")
     if tuned < len(rows):
         print("to tune this box: python -m tunekit.retune")
     return 0
+
+
+def _changed_templates(kernels: Sequence[Kernel]) -> list[str]:
+    """A sentence for each template that is no longer what a module in use was made from."""
+    try:
+        from tunekit.build_tools.render import read_template
+    except ImportError:  # a frozen install carries no build tools, and its templates change with it
+        return []
+    found = []
+    for kernel in kernels:
+        for loaded in dispatch.loaded_modules(kernel):
+            mend = "reinstall" if loaded.path.parent == Path(kernel.file).parent else "run python -m tunekit.retune"
+            for name, digest in loaded.stamp["kernels"][kernel.key].get("templates", {}).items():
+                try:
+                    text = read_template(name, Path(kernel.file).parent)
+                except TunekitError:
+                    continue
+                if hashlib.sha256(text.encode()).hexdigest()[:16] != digest:
+                    found.append(f"template {name} has changed since {loaded.path.name} was made from it; {mend}")
+    return list(dict.fromkeys(found))
+
+
+def _lost_pins() -> list[str]:
+    """A sentence for each pin that names no kernel of an installed family."""
+    for scope in dispatch.installed_scopes():
+        dispatch.declare_scope(scope)
+    known = {name for kernel in dispatch.kernels() for name in (kernel.name, kernel.key)}
+    return [f"TUNEKIT_PIN names {name!r}, which is no kernel here" for name, _ in settings().pin if name not in known]
 
 
 def _why_not(options: argparse.Namespace) -> int:
@@ -166,6 +198,8 @@ def _build_command(options: argparse.Namespace) -> int:
         for key, dropped in report_data.get("dropped", {}).items():
             for suffix, reason in dropped.items():
                 print(f"  {key}: dropped {suffix}: {reason}")
+    for note in _changed_templates(_all_kernels(options.scope)):
+        print(f"note: {note}")
     if not reports:
         print("nothing to build: the install's module is there and no manifest names another row")
     return 0
@@ -204,11 +238,57 @@ def _show_command(options: argparse.Namespace) -> int:
 
     if options.assembly:
         runner = Runner()
-        print(row_assembly(kernel, options.row, runner, find_toolchain(runner), options.alternative), end="")
+        toolchain = find_toolchain(runner)
+        if options.arch not in (None, toolchain.arch):
+            raise TunekitError(
+                f"the compiler makes {toolchain.arch}, not {options.arch}; name a cross compiler in CC, or drop --arch"
+            )
+        print(row_assembly(kernel, options.row, runner, toolchain, options.alternative), end="")
     else:
         arch = options.arch or cpu.this_cpu().arch
         print(row_source(kernel, options.row, arch, options.alternative), end="")
     return 0
+
+
+# --- verify ----------------------------------------------------------------------------------------------
+
+
+def _verify_command(options: argparse.Namespace) -> int:
+    """Prove rows: 1 where a gate failed, 3 where nothing could be compiled."""
+    from tunekit import verify
+
+    kernels = [dispatch.find_kernel(name) for name in options.kernel] or _all_kernels(options.scope)
+    for row in options.row:
+        if not any(kernel.knows(row) for kernel in kernels):
+            raise TunekitError(f"no kernel has a row {row!r}; see: python -m tunekit status --why-not KERNEL")
+    both = not options.emission and not options.execution
+    console = Console(quiet=options.quiet)
+    answer: dict[str, Any] = {}
+    failed = False
+
+    def progress(done: int, total: int, label: str) -> None:
+        console.progress(f"{done}/{total}: {label}")
+
+    try:
+        if options.emission or both:
+            emitted = verify.emission(kernels, options.row, options.compilers.split(","), progress=progress)
+            console.clear()
+            failed = emitted.failed > 0
+            answer["emission"] = emitted.as_dict()
+            if not options.json:
+                print("\n".join(verify.emission_table(emitted)))
+        if options.execution or both:
+            executed = verify.execution(kernels, options.row, options.also, options.in_process, progress)
+            console.clear()
+            failed = failed or any(item.state == "failed" for item in executed)
+            answer["execution"] = {"objects": [vars(item) for item in executed]}
+            if not options.json:
+                print("\n".join(verify.execution_table(executed)))
+    finally:
+        console.clear()
+    if options.json:
+        _print_json(answer)
+    return 1 if failed else 0
 
 
 def _environment_command(options: argparse.Namespace) -> int:
@@ -261,6 +341,26 @@ def parser() -> argparse.ArgumentParser:
     )
     show.add_argument("--arch", choices=("x86_64", "aarch64"), help="render for this architecture (default: this one)")
 
+    verify = add("verify", _verify_command, "prove rows: what compilers made of them, and that they compute exactly")
+    verify.add_argument("--emission", action="store_true", help="compile each row and count its instructions")
+    verify.add_argument("--execution", action="store_true", help="run the gates of each row that can run here")
+    verify.add_argument("--scope", help="only this scope's kernels")
+    verify.add_argument("--kernel", action="append", default=[], metavar="K", help="only this kernel (may be repeated)")
+    verify.add_argument("--row", action="append", default=[], metavar="R", help="only this row (may be repeated)")
+    verify.add_argument(
+        "--compilers", default="gcc,clang", metavar="LIST", help="compilers to ask, with commas (default: gcc,clang)"
+    )
+    verify.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="COMMAND",
+        help="another Python that has this package, such as one of another architecture under an emulator",
+    )
+    verify.add_argument("--in-process", action="store_true", help="run gates in this process, where no child can start")
+    verify.add_argument("--json", action="store_true", help="as JSON")
+    verify.add_argument("--quiet", action="store_true", help="no progress")
+
     add("environment", _environment_command, "the environment variables that tunekit reads")
     commands.add_parser("retune", help="find this box's winners (python -m tunekit.retune)", add_help=False)
     return top
@@ -274,7 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return retune.main(words[1:])
     options = parser().parse_args(words)
-    if dispatch.shadowed() and options.command in ("build", "show"):
+    if dispatch.shadowed() and options.command in ("build", "show", "verify"):
         print(
             "tunekit: this is a checkout that is not installed, so its build tools are not in the package; "
             "run: pip install -e .  (or start from another folder to use the installed tunekit)",
@@ -283,7 +383,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         status = int(options.run(options))
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status
     except ToolchainError as error:
         print(f"tunekit: {error}", file=sys.stderr)
@@ -295,6 +396,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone (| head): not an error of ours; keep the interpreter from flushing into the void.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # standard output is a full disk
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(f"tunekit: the result cannot be written: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("tunekit: interrupted; nothing was changed", file=sys.stderr)
         return 130

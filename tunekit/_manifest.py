@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from tunekit.environment import settings
 from tunekit.errors import ManifestError
 from tunekit.kernel import Kernel, Scope
 
+_JSON_NAMES = {list: "an array", str: "text", int: "a number", float: "a number", bool: "true or false"}
 _TOO_LARGE = 16 * 1024 * 1024
 
 
@@ -64,7 +66,7 @@ def parse_manifest(text: str | bytes, path: Path | None = None) -> Manifest:
     except ValueError as error:
         return bad(f"it is not JSON ({error})")
     if not isinstance(data, dict):
-        return bad(f"it holds a JSON {type(data).__name__}, not an object of kernel to row")
+        return bad(f"it holds JSON {_JSON_NAMES.get(type(data), 'null')}, not an object of kernel to row")
     entries = {k: v for k, v in data.items() if isinstance(v, str)}
     faults = {
         k: f"its value is {json.dumps(v)[:40]}, not the name of a row"
@@ -77,6 +79,8 @@ def parse_manifest(text: str | bytes, path: Path | None = None) -> Manifest:
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest file; a problem is in the result, never raised."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+            return Manifest(path, problem="it cannot be read (it is not a regular file)", exists=True)
         with open(path, "rb") as file:
             data = file.read(_TOO_LARGE + 1)
     except FileNotFoundError:
@@ -103,10 +107,13 @@ def manifest_path(scope: str) -> Path | None:
     if override is not None:
         return Path(override).expanduser().absolute() if override else None
     own = user_path(scope)
-    if own.exists():
+    try:
+        if own.exists():
+            return own
+        site = paths.site_folder(this_box().key) / file_name(scope)
+        return site if site.exists() else own
+    except OSError:  # a folder that may not be searched; reading says so
         return own
-    site = paths.site_folder(this_box().key) / file_name(scope)
-    return site if site.exists() else own
 
 
 def write_path(scope: str) -> Path:

@@ -22,17 +22,11 @@ from tunekit.dispatch import Tuned, TunedFunction
 from tunekit.errors import DeclarationError
 from tunekit.kernel import Companion, Kernel, Target
 from tunekit.rows import REFERENCE, Row, check_grid
-from tunekit.signature import signature_of
+from tunekit.signature import C_WORDS, signature_of
 
 _C_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
-# Words that C or C++ keeps for itself and Python does not.
-_C_WORDS = frozenset(
-    (
-        "auto bool case catch char class const default delete do double enum extern float goto inline int long "
-        "namespace new operator private public register restrict short signed sizeof static struct switch template "
-        "this throw typedef union unsigned virtual void volatile"
-    ).split()
-)
+
+_TEMPLATE_NAMES = frozenset(("row", "arch", "alternative", "proto", "symbol", "preamble", "fail"))
 
 _lock = threading.Lock()
 _scopes: dict[str, tuple[str, int]] = {}
@@ -41,7 +35,7 @@ _companions: dict[str, str] = {}
 
 
 def _check_name(what: str, name: str) -> None:
-    if not _C_NAME.match(name) or "__" in name or name in _C_WORDS or keyword.iskeyword(name):
+    if not _C_NAME.match(name) or "__" in name or name in C_WORDS or keyword.iskeyword(name):
         raise DeclarationError(
             f"{what} {name!r}: the name must be a C identifier that starts with a letter, has no double underscore "
             f"and is no keyword; rename it"
@@ -83,9 +77,13 @@ class Scope(_kernel.Scope):
         if not isinstance(name, str):
             raise DeclarationError(f"scope {name!r}: its name must be text")
         _check_name("scope", name)
-        if "_" in name and name.startswith("tk_"):
-            raise DeclarationError(f"scope {name!r}: names that start with tk_ are tunekit's own; rename it")
-        _claim("scope", name, _here(1), _scopes)
+        place = _here(1)
+        own = Path(place[0]).resolve().is_relative_to(Path(__file__).resolve().parent)
+        if name.startswith("tk_") or (name == "tunekit" and not own):
+            raise DeclarationError(
+                f"scope {name!r}: tunekit and names that start with tk_ are tunekit's own; rename it"
+            )
+        _claim("scope", name, place, _scopes)
         super().__init__(name, tuner)
 
 
@@ -116,6 +114,8 @@ def companion(function: Callable[..., Any] | None = None, *, seat: bool = False)
 
 
 def _template_path(where: str, name: str, folder: Path) -> None:
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise DeclarationError(f"{where}: template {name!r} must lie in or below the declaring file's package")
     if name.startswith("tunekit/"):
         return  # ours; the renderer finds it through importlib.resources
     for root in (folder, folder.parent):
@@ -171,6 +171,7 @@ def tune(
     defaults: Mapping[str, Any] | None = None,
     declines: Callable[[Row, Target], str | None] | None = None,
     targets: Callable[[Row], tuple[tuple[str, ...], ...]] | None = None,
+    inside: Callable[[Row], tuple[str, ...]] | None = None,
     context: Callable[[Row | None], dict[str, Any]] | None = None,
     cflags: Sequence[str] = (),
     fixtures: str | None = None,
@@ -188,6 +189,8 @@ def tune(
         defaults: arguments that the template gets where a row does not spell them.
         declines: ``(row, target) -> reason or None``: the family's one predicate of which rows cannot be emitted.
         targets: ``row -> alternatives``: the features that a row's C is compiled for; default: its ``requires``.
+        inside: ``row -> features`` among its targets that the template switches on by itself, for single functions of
+            the unit (a ``target`` attribute or pragma); the object needs them, and is not compiled with their flags.
         context: ``row -> dict`` of further names for the template.
         cflags: further plain compiler flags; none that selects an instruction set.
         fixtures: ``"module:attribute"`` of gates and regimes for ``python -m tunekit.retune``.
@@ -228,6 +231,13 @@ def tune(
             except DeclarationError as error:
                 raise DeclarationError(f"{where}, row {row.suffix!r}: {error}") from None
         check_grid(where, grid)
+        for argument in sorted({name for row in grid for name, _ in row.args} | set(defaults or {})):
+            if argument in _TEMPLATE_NAMES:
+                raise DeclarationError(
+                    f"{where}: row argument {argument!r} is a name that every template gets from tunekit; rename it"
+                )
+        if fixtures is not None and not re.fullmatch(r"[\w.]+:[\w.]+", fixtures):
+            raise DeclarationError(f"{where}: fixtures={fixtures!r} is not of the form 'module:attribute'")
         for flag in cflags:
             if flag.startswith(("-m", "-O", "-flto", "-I", "-l", "-L")):
                 raise DeclarationError(
@@ -242,7 +252,7 @@ def tune(
             owner = _companions.setdefault(f"{scope.name}.{item.__name__}", f"{scope.name}.{name}")
             if owner != f"{scope.name}.{name}":
                 raise DeclarationError(f"{where}: companion {item.__name__!r} already belongs to {owner}; rename it")
-        optional: dict[str, Any] = {"declines": declines, "targets": targets, "context": context}
+        optional: dict[str, Any] = {"declines": declines, "targets": targets, "inside": inside, "context": context}
         declared = Kernel(
             name=name,
             scope=scope,
@@ -277,4 +287,10 @@ def _check_targets(where: str, declared: Kernel, row: Row) -> None:
             if not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", feature):
                 raise DeclarationError(
                     f"{where}, row {row.suffix!r}: targets names {feature!r}, which is no feature name"
+                )
+        for feature in declared.inside(row):
+            if feature not in alternative:
+                raise DeclarationError(
+                    f"{where}, row {row.suffix!r}: inside names {feature!r}, which is not among its targets; "
+                    f"add it there, so that the row runs only where it can"
                 )

@@ -23,13 +23,13 @@ from typing import Any
 from tunekit import _manifest, module, paths
 from tunekit.choose import Choice, World, choose, refusal
 from tunekit.cpu import this_box, this_cpu, this_features
-from tunekit.cpu.features import suggestion
+from tunekit.cpu.features import KNOWN_FEATURES, suggestion
 from tunekit.environment import settings
-from tunekit.errors import AbiError, ChoiceError, TunekitError, TunekitWarning
+from tunekit.errors import AbiError, ChoiceError, DamagedModule, SettingError, TunekitError, TunekitWarning
 from tunekit.kernel import Kernel
 from tunekit.module import BuiltRow, LoadedModule
 from tunekit.rows import REFERENCE, Row
-from tunekit.signature import Signature, check_call
+from tunekit.signature import Signature, bind_names, check_call
 
 log = logging.getLogger("tunekit")
 log.addHandler(logging.NullHandler())
@@ -131,6 +131,9 @@ def _cached(kernel: Kernel, kind: str, siblings: tuple[Kernel, ...]) -> LoadedMo
         return None
     try:
         return module.load(index.parent / name, siblings)
+    except DamagedModule as error:
+        warn_once(f"tunekit: {error}")
+        return None
     except AbiError as error:
         # A changed declaration outdates a cached module; that is no news, the next build replaces it.
         log.info("tunekit: %s", error)
@@ -308,6 +311,12 @@ def _announce(kernel: Kernel, binding: Binding) -> None:
     log.info("%s", choice.log_line())
     if "choice" in settings().log:
         print(choice.log_line(), file=sys.stderr)
+    for name in sorted(settings().disable_features - KNOWN_FEATURES):
+        meant = suggestion(name)
+        hint = f" (did you mean {meant!r}?)" if meant else ""
+        if "features" in settings().strict:
+            raise SettingError(f"TUNEKIT_DISABLE_FEATURES names {name!r}, which is no feature{hint}")
+        warn_once(f"tunekit: TUNEKIT_DISABLE_FEATURES names {name!r}, which is no feature{hint}; it disables nothing")
     for message in choice.warnings:
         warn_once(f"tunekit: {kernel.key} runs on {choice.suffix}: {message}")
     for row in kernel.rows:
@@ -406,7 +415,12 @@ class TunedFunction:
             )
         return self._kernel
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __reduce__(self) -> str:
+        return self.__qualname__  # by name, as functions are
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if named:
+            arguments = bind_names(self.__name__, self.signature, arguments, named)
         checked = check_call(self.__name__, self.signature, arguments)
         if self._kernel is not None:
             bound = bind(self._kernel).bound

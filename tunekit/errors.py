@@ -89,5 +89,9 @@ class AbiError(TunekitError, ImportError):
     """A generated module does not fit this tunekit; the message names the differing field."""
 
 
+class DamagedModule(AbiError):
+    """A generated module's file cannot be loaded: cut short, of another architecture, or an unresolved symbol."""
+
+
 class TunekitWarning(UserWarning):
     """Something that an operator should know, said once per process; nothing stops."""

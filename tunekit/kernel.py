@@ -56,6 +56,10 @@ def _requires_alternatives(row: Row) -> tuple[tuple[str, ...], ...]:
     return parse(row.requires).alternatives()
 
 
+def _nothing_inside(row: Row) -> tuple[str, ...]:
+    return ()
+
+
 def _no_context(row: Row | None) -> dict[str, Any]:
     return {}
 
@@ -76,6 +80,8 @@ class Kernel:
         companions: the functions stamped with the same row.
         declines: ``(row, target) -> reason`` where no row can be emitted, else None.
         targets: ``row -> alternatives``, each the features that one object of the row is compiled for.
+        inside: ``row -> features`` among those of its alternatives that its template switches on itself, for some
+            functions of the unit: they count among the object's needs, and are no flags of it.
         context: ``row -> names`` added to the template's context (None for the reference).
         cflags: further plain compiler flags of the row's objects.
         fixtures: ``module:attribute`` of the gates and regimes, or None.
@@ -94,6 +100,7 @@ class Kernel:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     declines: Callable[[Row, Target], str | None] = _never_declines
     targets: Callable[[Row], tuple[tuple[str, ...], ...]] = _requires_alternatives
+    inside: Callable[[Row], tuple[str, ...]] = _nothing_inside
     context: Callable[[Row | None], dict[str, Any]] = _no_context
     cflags: tuple[str, ...] = ()
     fixtures: str | None = None
@@ -142,6 +149,7 @@ class Kernel:
             "functions": [[name, signature.describe()] for name, signature in self.functions],
             "rows": [[row.suffix, list(row.args), row.requires] for row in self.rows],
             "targets": [[list(alternative) for alternative in self.targets(row)] for row in self.rows],
+            "inside": [list(self.inside(row)) for row in self.rows],
             "defaults": dict(self.defaults),
             "cflags": list(self.cflags),
             "templates": [self.template, self.reference],

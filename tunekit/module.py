@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunekit.errors import AbiError
+from tunekit.errors import AbiError, DamagedModule
 from tunekit.kernel import ABI, Kernel
 from tunekit.paths import module_suffix
 
@@ -94,8 +94,8 @@ def check_stamp(stamp: Mapping[str, Any], kernels: Sequence[Kernel], where: str)
             )
 
 
-def _truncated(path: Path) -> bool:
-    """Whether an ELF file ends before its section headers do: mapping such a file kills the process with SIGBUS."""
+def is_cut_short(path: Path) -> bool:
+    """Whether an ELF file ends before its section headers do: mapping such a module kills the process with SIGBUS."""
     with open(path, "rb") as file:
         head = file.read(64)
         if len(head) < 64 or head[:4] != b"\x7fELF" or head[4] != 2:
@@ -121,8 +121,8 @@ def load(path: Path, kernels: Sequence[Kernel]) -> LoadedModule:
         return module
     name = path.name.partition(".")[0]
     try:
-        if _truncated(path):
-            raise AbiError(f"{path}: it cannot be loaded (it is cut short); {_REBUILD}")
+        if is_cut_short(path):
+            raise DamagedModule(f"{path}: it cannot be loaded (it is cut short); {_REBUILD}")
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise AbiError(f"{path}: it is no extension module of this interpreter")
@@ -131,7 +131,7 @@ def load(path: Path, kernels: Sequence[Kernel]) -> LoadedModule:
     except AbiError:
         raise
     except Exception as error:  # a truncated file, another architecture, a missing libc symbol
-        raise AbiError(f"{path}: it cannot be loaded ({error}); {_REBUILD}") from error
+        raise DamagedModule(f"{path}: it cannot be loaded ({error}); {_REBUILD}") from error
     finally:
         sys.modules.pop(name, None)
     ffi, lib = extension.ffi, extension.lib

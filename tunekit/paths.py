@@ -25,11 +25,16 @@ def _root(override: str | None, variable: str, kind: str) -> Path:
         return path.absolute()
     import platformdirs
 
-    user = Path(platformdirs.user_state_dir("tunekit") if kind == "state" else platformdirs.user_cache_dir("tunekit"))
+    try:
+        found = platformdirs.user_state_dir("tunekit") if kind == "state" else platformdirs.user_cache_dir("tunekit")
+        user = Path(found)
+    except RuntimeError:
+        user = Path()
     if not user.is_absolute():
         import tempfile
 
-        # No HOME and no passwd entry: expanduser leaves a relative path, which must not become the working directory's.
+        # No HOME and no passwd entry: platformdirs raises, or leaves a relative path, which must not be taken for
+        # one below the working directory.
         return Path(tempfile.gettempdir()) / f"tunekit-{os.getuid() if hasattr(os, 'getuid') else 'user'}" / kind
     return user
 
@@ -114,10 +119,10 @@ def private_folder(folder: Path) -> Path:
     if reason is None:
         missing = []
         probe = folder
-        while not probe.exists() and probe != probe.parent:
-            missing.append(probe)
-            probe = probe.parent
         try:
+            while not probe.exists() and probe != probe.parent:
+                missing.append(probe)
+                probe = probe.parent
             for path in reversed(missing):
                 path.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:

@@ -65,6 +65,15 @@ C_TYPES: dict[str, CType] = {t.name: t for t in (
 )}
 # fmt: on
 
+# Words that C or C++ keeps for itself and Python does not.
+C_WORDS = frozenset(
+    (
+        "auto bool case catch char class const default delete do double enum extern float goto inline int long "
+        "namespace new operator private public register restrict short signed sizeof static struct switch template "
+        "this throw typedef union unsigned virtual void volatile"
+    ).split()
+)
+
 T = TypeVar("T")
 
 if TYPE_CHECKING:
@@ -245,6 +254,11 @@ def signature_of(function: Callable[..., Any], where: str) -> Signature:
             raise DeclarationError(f"{where}: parameter {name!r} is not positional; a C function has no other kind")
         if parameter.default is not parameter.empty:
             raise DeclarationError(f"{where}: parameter {name!r} has a default; a C function has none, remove it")
+        if not name.isascii() or name in C_WORDS or name.startswith("tk_"):
+            raise DeclarationError(
+                f"{where}: parameter {name!r} cannot be a C parameter "
+                f"(a C or C++ keyword, not ASCII, or tk_...); rename it"
+            )
         if name not in annotations:
             raise DeclarationError(
                 f"{where}: parameter {name!r} has no annotation; write its C type, such as {name}: i32"
@@ -285,6 +299,8 @@ def _scalar(where: str, p: Parameter, value: Any) -> int | float:
         return number
     try:
         return float(value)
+    except OverflowError:
+        raise ValueError(f"{where}: {p.name} is too large for {p.ctype}") from None
     except (TypeError, ValueError):
         raise TypeError(f"{where}: {p.name} must be a number ({p.ctype}), not {type(value).__name__}") from None
 
@@ -305,6 +321,20 @@ def _array(where: str, p: Parameter, value: Any) -> None:
         raise ValueError(f"{where}: {p.name} is not aligned to its elements; pass {p.name}.copy()")
     if p.writes and not value.flags.writeable:
         raise ValueError(f"{where}: {p.name} is an output and the array is read-only; pass a writeable one")
+
+
+def bind_names(where: str, signature: Signature, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Positional and named arguments in the order of the signature. Raises TypeError like a Python call."""
+    names = [p.name for p in signature.parameters]
+    for name in named:
+        if name not in names:
+            raise TypeError(f"{where} has no parameter {name!r}; it takes {', '.join(names)}")
+        if names.index(name) < len(arguments):
+            raise TypeError(f"{where} got {name!r} twice")
+    missing = [name for name in names[len(arguments) :] if name not in named]
+    if missing:
+        raise TypeError(f"{where} misses {', '.join(missing)}")
+    return (*arguments, *(named[name] for name in names[len(arguments) :]))
 
 
 def check_call(where: str, signature: Signature, arguments: Sequence[Any]) -> list[Any]:
@@ -332,7 +362,11 @@ def check_call(where: str, signature: Signature, arguments: Sequence[Any]) -> li
     for p, array in arrays:
         if not p.sizes:
             continue
-        shape = tuple(size.value(scalars) for size in p.sizes)
+        try:
+            shape = tuple(size.value(scalars) for size in p.sizes)
+        except ZeroDivisionError:
+            sizes = ", ".join(s.text for s in p.sizes)
+            raise ValueError(f"{where}: the shape ({sizes}) of {p.name} divides by zero with {scalars}") from None
         total = 1
         for extent in shape:
             total *= extent

@@ -1,5 +1,5 @@
 //# SPDX-License-Identifier: Apache-2.0
-//% include "tunekit/isa/avx2.h"
+//% include "tunekit/isa/x86.h"
 
 /*
  * isa/madd16.h: int16 x int16 through vpmaddwd. Weights stay int8 in memory and are widened by the

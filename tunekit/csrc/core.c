@@ -13,9 +13,12 @@
 static PyMethodDef methods[] = {
     {"probe", tk_probe, METH_NOARGS, "The raw identification words of this CPU, as a dict."},
     {"request_tiles", tk_request_tiles, METH_NOARGS, "Ask the kernel for AMX tile data, once; True when granted."},
-    {"q8_row", FAST(tk_q8_py_row), "q8_row(tile, gemv, acts_bytes, prepare, quantize, mr, tokstep) -> capsule"},
+    {"q8_row", FAST(tk_q8_py_row), "q8_row(tile, gemv, acts_bytes, prepare, quantize, amx_cfg, mr, tokstep, groups[, mx4_gemv, mx4_expand]) "
+                              "-> capsule"},
     {"q8_matmul", FAST(tk_q8_py_matmul), "q8_matmul(row, y, x, w, ws, T, N, K)"},
     {"q8_matmul_acts", FAST(tk_q8_py_matmul_acts), "q8_matmul_acts(row, y, q, s, w, ws, T, N, K)"},
+    {"q8_mx4_matmul", FAST(tk_q8_py_mx4_matmul), "q8_mx4_matmul(row, y, x, nib, e, T, N, K)"},
+    {"q8_mx4_matmul_acts", FAST(tk_q8_py_mx4_matmul_acts), "q8_mx4_matmul_acts(row, y, q, s, nib, e, T, N, K)"},
     {"q8_quantize", FAST(tk_q8_py_quantize), "q8_quantize(row, q, s, x, T, K)"},
     {NULL, NULL, 0, NULL},
 };

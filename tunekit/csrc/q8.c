@@ -114,8 +114,44 @@ enum {
     STEP_BYTES = 16 * 1024         /* weights that meet all tokens of a block before the next ones */
 };
 
-int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
-    const int8_t *w, const float *ws, int64_t T, int64_t N, int64_t K)
+/* A packed matrix: the row's planes, or where w is NULL the nibble and exponent planes of MXFP4. */
+typedef struct {
+    const int8_t *w;
+    const float *ws;
+    const uint8_t *nib, *e;
+} weights;
+
+/* Room for some groups of expanded MXFP4 weights. */
+typedef struct {
+    int8_t *w;
+    float *ws;
+} expansion;
+
+/* Groups [g, g + ng) against a block of prepared tokens. */
+static void groups_of(const tk_q8_row *row, float *y, int64_t ldy, const weights *m, int64_t g, const uint8_t *xa,
+    int64_t tokens, int32_t nb, int32_t ng, const expansion *room)
+{
+    const int64_t scales = (int64_t)row->mr * nb;
+    const int8_t *w = m->w;
+    const float *ws = m->ws;
+    if (w != NULL) {
+        w += g * scales * 32;
+        ws += g * scales;
+    } else {
+        const uint8_t *const nib = m->nib + g * scales * 16, *const e = m->e + g * scales;
+        if (tokens == 1) {
+            row->mx4_gemv(y, nib, e, xa, tokens, 0, nb, ng);
+            return;
+        }
+        row->mx4_expand(room->w, room->ws, nib, e, nb, ng);
+        w = room->w;
+        ws = room->ws;
+    }
+    tiles(row, y, ldy, w, ws, xa, tokens, nb, ng);
+}
+
+static int multiply(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
+    const weights *m, int64_t T, int64_t N, int64_t K)
 {
     if (T <= 0 || N <= 0)
         return 0;
@@ -128,18 +164,25 @@ int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q
     const int32_t nb = (int32_t)nb64;
     const int64_t groups = N / mr, rest = N % mr;
     const int64_t plane = mr * K, scales = mr * nb64; /* one group's */
+    /* Groups that stay near while the tiles of a block pass, but as many as a tile takes at once. */
+    const int64_t few = STEP_BYTES / plane > 1 ? STEP_BYTES / plane : 1;
+    const int64_t near = (few + row->groups - 1) / row->groups * row->groups;
 
-    const int64_t each = row->acts_bytes(1, nb);
+    /* Asked of a whole block: a prepared form may have a least size, whatever the tokens. */
+    const int64_t each = row->acts_bytes(TOKENS, nb) / TOKENS;
     const int64_t most = least(TOKENS, TOKENS_BYTES / each > 1 ? TOKENS_BYTES / each : 1);
     const int64_t blocks = (T + most - 1) / most;
     const int64_t widest = T / blocks + (T % blocks > 0);
 
-    /* xa | codes | scales | the last group's outputs, each from a 64-byte boundary */
+    /* xa | codes | scales | expanded weights | their scales | the last group's outputs, on 64-byte boundaries */
     const int64_t xa_bytes = round_up_64(row->acts_bytes(widest, nb));
     const int64_t q_bytes = x != NULL ? round_up_64(widest * K) : 0;
     const int64_t s_bytes = x != NULL ? round_up_64(widest * nb64 * (int64_t)sizeof(float)) : 0;
     const int64_t edge_bytes = rest > 0 ? widest * mr * (int64_t)sizeof(float) : 0;
-    const int64_t bytes = xa_bytes + q_bytes + s_bytes + edge_bytes;
+    const int64_t expanded = m->w == NULL && T > 1 ? least(near, groups + (rest > 0)) : 0;
+    const int64_t w_bytes = round_up_64(expanded * plane);
+    const int64_t ws_bytes = round_up_64(expanded * scales * (int64_t)sizeof(float));
+    const int64_t bytes = xa_bytes + q_bytes + s_bytes + w_bytes + ws_bytes + edge_bytes;
     if ((uint64_t)bytes > SIZE_MAX)
         return -1;
     uint8_t *const xa = scratch_get((size_t)bytes);
@@ -147,9 +190,12 @@ int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q
         return -1;
     int8_t *const own_q = (int8_t *)(xa + xa_bytes);
     float *const own_s = (float *)(void *)(xa + xa_bytes + q_bytes);
-    float *const edge = (float *)(void *)(xa + xa_bytes + q_bytes + s_bytes);
+    uint8_t *const own_w = xa + xa_bytes + q_bytes + s_bytes;
+    const expansion room = {(int8_t *)own_w, (float *)(void *)(own_w + w_bytes)};
+    float *const edge = (float *)(void *)(own_w + w_bytes + ws_bytes);
 
     const tk_fpenv caller = tk_fpenv_enter();
+    row->amx_cfg();
     int64_t t0 = 0;
     for (int64_t i = 0; i < blocks; i++) {
         const int64_t tokens = T / blocks + (i < T % blocks);
@@ -159,14 +205,13 @@ int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q
         } else {
             row->prepare(xa, q + t0 * K, s + t0 * nb64, tokens, 0, tokens, nb);
         }
-        /* One tile a block: all the groups in one call. More: as many as stay near while the tiles pass. */
-        const int64_t near = STEP_BYTES / plane > 1 ? STEP_BYTES / plane : 1;
-        const int64_t step = least(tokens <= row->tokstep ? groups : near, INT32_MAX);
+        /* One tile a block: all the groups in one call, if nothing has to be expanded for it. */
+        const int one = m->w != NULL ? tokens <= row->tokstep : tokens == 1;
+        const int64_t step = least(one ? groups : near, INT32_MAX);
         for (int64_t g = 0; g < groups; g += step)
-            tiles(row, y + t0 * N + g * mr, N, w + g * plane, ws + g * scales, xa, tokens, nb,
-                (int32_t)least(step, groups - g));
+            groups_of(row, y + t0 * N + g * mr, N, m, g, xa, tokens, nb, (int32_t)least(step, groups - g), &room);
         if (rest > 0) {
-            tiles(row, edge, mr, w + groups * plane, ws + groups * scales, xa, tokens, nb, 1);
+            groups_of(row, edge, mr, m, groups, xa, tokens, nb, 1, &room);
             for (int64_t t = 0; t < tokens; t++)
                 memcpy(y + (t0 + t) * N + groups * mr, edge + t * mr, (size_t)rest * sizeof(float));
         }
@@ -174,6 +219,20 @@ int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q
     }
     tk_fpenv_leave(caller);
     return 0;
+}
+
+int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
+    const int8_t *w, const float *ws, int64_t T, int64_t N, int64_t K)
+{
+    const weights m = {w, ws, NULL, NULL};
+    return multiply(row, y, x, q, s, &m, T, N, K);
+}
+
+int tk_q8_mx4_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
+    const uint8_t *nib, const uint8_t *e, int64_t T, int64_t N, int64_t K)
+{
+    const weights m = {NULL, NULL, nib, e};
+    return multiply(row, y, x, q, s, &m, T, N, K);
 }
 
 void tk_q8_quantize(const tk_q8_row *row, int8_t *q, float *s, const float *x, int64_t T, int64_t K)
@@ -217,25 +276,34 @@ static int64_t size_of(PyObject *value, const char *what)
 
 PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    static const char *const names[] = {"tile", "gemv", "acts_bytes", "prepare", "quantize"};
+    static const char *const names[] = {"tile", "gemv", "acts_bytes", "prepare", "quantize", "amx_cfg", "mx4_gemv", "mx4_expand"};
+    enum { FIRST = 6, NUMBERS = 3, MX4 = 2 }; /* addresses, numbers, and two more addresses that may be left out */
     (void)self;
-    if (wrong_count("q8_row", nargs, 7))
+    const int mx4 = nargs == FIRST + NUMBERS + MX4;
+    if (!mx4 && wrong_count("q8_row", nargs, FIRST + NUMBERS))
         return NULL;
-    uintptr_t address[5];
-    for (int i = 0; i < 5; i++) {
-        address[i] = (uintptr_t)PyLong_AsVoidPtr(args[i]);
+    uintptr_t address[FIRST + MX4] = {0};
+    for (int i = 0; i < FIRST + (mx4 ? MX4 : 0); i++) {
+        address[i] = (uintptr_t)PyLong_AsVoidPtr(args[i < FIRST ? i : i + NUMBERS]);
         if (address[i] == 0) {
             if (!PyErr_Occurred())
                 PyErr_Format(PyExc_ValueError, "q8_row: the address of %s is 0", names[i]);
             return NULL;
         }
     }
-    const int64_t mr = size_of(args[5], "mr");
+    const int64_t mr = size_of(args[FIRST], "mr");
     if (mr < 0)
         return NULL;
-    const int64_t tokstep = size_of(args[6], "tokstep");
+    const int64_t tokstep = size_of(args[FIRST + 1], "tokstep");
     if (tokstep < 0)
         return NULL;
+    const int64_t together = size_of(args[FIRST + 2], "groups");
+    if (together < 0)
+        return NULL;
+    if (together < 1 || together > TK_Q8_GROUPS_MAX) {
+        PyErr_SetString(PyExc_ValueError, "q8_row: groups is between 1 and 16");
+        return NULL;
+    }
     if (mr < 1 || mr > TK_Q8_MR_MAX || tokstep < 1 || tokstep > TK_Q8_TOKSTEP_MAX) {
         PyErr_SetString(PyExc_ValueError, "q8_row: mr and tokstep are between 1 and 64");
         return NULL;
@@ -250,6 +318,10 @@ PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     row->quantize = (tk_q8_quantize_fn *)address[4];
     row->mr = (int32_t)mr;
     row->tokstep = (int32_t)tokstep;
+    row->amx_cfg = (tk_q8_amx_cfg_fn *)address[5];
+    row->groups = (int32_t)together;
+    row->mx4_gemv = (tk_q8_mx4_gemv_fn *)address[FIRST];
+    row->mx4_expand = (tk_q8_mx4_expand_fn *)address[FIRST + 1];
     PyObject *capsule = PyCapsule_New(row, row_capsule, row_free);
     if (capsule == NULL)
         PyMem_Free(row);
@@ -259,7 +331,7 @@ PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 /* What is asked of one buffer argument. */
 typedef struct {
     const char *name;
-    char format;     /* 'f' or 'b', as in the struct module */
+    char format;     /* 'f', 'b' or 'B', as in the struct module */
     int writable;
     int64_t count;   /* elements, exactly; negative where the number does not fit */
 } wanted;
@@ -291,7 +363,8 @@ static int take(Py_buffer *views, PyObject *const *objects, const wanted *want, 
             break;
         if (!format_is(views[i].format, w->format)) {
             PyErr_Format(PyExc_TypeError, "%s holds %s, not %s", w->name,
-                views[i].format != NULL ? views[i].format : "bytes", w->format == 'f' ? "float32" : "int8");
+                views[i].format != NULL ? views[i].format : "bytes",
+                w->format == 'f' ? "float32" : w->format == 'b' ? "int8" : "uint8");
         } else if (views[i].len != (Py_ssize_t)bytes) {
             PyErr_Format(PyExc_ValueError, "%s holds %zd bytes, not %zd", w->name, views[i].len, (Py_ssize_t)bytes);
         } else if (bytes > 0 && (uintptr_t)views[i].buf % (uintptr_t)item != 0) {
@@ -343,7 +416,7 @@ static int k_is_whole(int64_t K)
     return 0;
 }
 
-static PyObject *matmul(const char *name, PyObject *const *args, Py_ssize_t nargs, int acts)
+static PyObject *matmul(const char *name, PyObject *const *args, Py_ssize_t nargs, int acts, int mx4)
 {
     enum { Y, X, Q = X, S };
     const int planes = acts ? 3 : 2, count = planes + 2; /* the planes follow the activations */
@@ -352,6 +425,10 @@ static PyObject *matmul(const char *name, PyObject *const *args, Py_ssize_t narg
     const tk_q8_row *const row = PyCapsule_GetPointer(args[0], row_capsule);
     if (row == NULL)
         return NULL;
+    if (mx4 && row->mx4_gemv == NULL) {
+        PyErr_Format(PyExc_ValueError, "%s: the row was made without its functions for MXFP4", name);
+        return NULL;
+    }
     const int64_t T = size_of(args[count + 1], "T");
     if (T < 0)
         return NULL;
@@ -368,6 +445,10 @@ static PyObject *matmul(const char *name, PyObject *const *args, Py_ssize_t narg
         {"w", 'b', 0, times(rows, K)},
         {"ws", 'f', 0, times(rows, nb)},
     };
+    if (mx4) {
+        want[2] = (wanted){"nib", 'B', 0, times(rows, K / 2)};
+        want[3] = (wanted){"e", 'B', 0, times(rows, nb)};
+    }
     if (acts) {
         want[4] = want[3];
         want[3] = want[2];
@@ -381,8 +462,10 @@ static PyObject *matmul(const char *name, PyObject *const *args, Py_ssize_t narg
     if (outputs_apart(views, want, count)) {
         const float *const x = acts ? NULL : views[X].buf, *const s = acts ? views[S].buf : NULL;
         const int8_t *const q = acts ? views[Q].buf : NULL;
+        const void *const first = views[planes].buf, *const second = views[planes + 1].buf;
         Py_BEGIN_ALLOW_THREADS
-        status = tk_q8_matmul(row, views[Y].buf, x, q, s, views[planes].buf, views[planes + 1].buf, T, N, K);
+        status = mx4 ? tk_q8_mx4_matmul(row, views[Y].buf, x, q, s, first, second, T, N, K)
+                     : tk_q8_matmul(row, views[Y].buf, x, q, s, first, second, T, N, K);
         Py_END_ALLOW_THREADS
     }
     give_back(views, count);
@@ -397,13 +480,25 @@ static PyObject *matmul(const char *name, PyObject *const *args, Py_ssize_t narg
 PyObject *tk_q8_py_matmul(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
-    return matmul("q8_matmul", args, nargs, 0);
+    return matmul("q8_matmul", args, nargs, 0, 0);
 }
 
 PyObject *tk_q8_py_matmul_acts(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
-    return matmul("q8_matmul_acts", args, nargs, 1);
+    return matmul("q8_matmul_acts", args, nargs, 1, 0);
+}
+
+PyObject *tk_q8_py_mx4_matmul(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    return matmul("q8_mx4_matmul", args, nargs, 0, 1);
+}
+
+PyObject *tk_q8_py_mx4_matmul_acts(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    return matmul("q8_mx4_matmul_acts", args, nargs, 1, 1);
 }
 
 PyObject *tk_q8_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs)

@@ -23,19 +23,31 @@ typedef void tk_q8_prepare_fn(uint8_t *restrict xa, const int8_t *restrict q, co
     int64_t tokens, int64_t t0, int64_t t1, int32_t nb);
 typedef void tk_q8_quantize_fn(int8_t *restrict q, float *restrict s, const float *restrict x,
     int64_t t0, int64_t t1, int32_t nb);
+/* Before the first tile of a traversal, on each thread that runs tiles. */
+typedef void tk_q8_amx_cfg_fn(void);
+/* One token, ng groups, of MXFP4 weights: nibble and exponent planes. */
+typedef void tk_q8_mx4_gemv_fn(float *restrict y, const uint8_t *restrict nib, const uint8_t *restrict e,
+    const uint8_t *restrict xa, int64_t tokens, int64_t t, int32_t nb, int32_t ng);
+/* The row's int8 and scale planes of ng groups of MXFP4 weights. */
+typedef void tk_q8_mx4_expand_fn(int8_t *restrict w, float *restrict ws, const uint8_t *restrict nib,
+    const uint8_t *restrict e, int32_t nb, int32_t ng);
 
-/* The functions of one row, and the two numbers of it that a traversal needs. */
+/* The functions of one row, and the numbers of it that a traversal needs. */
 typedef struct {
     tk_q8_tile_fn *tile;
     tk_q8_gemv_fn *gemv;
     tk_q8_acts_bytes_fn *acts_bytes;
     tk_q8_prepare_fn *prepare;
     tk_q8_quantize_fn *quantize;
+    tk_q8_amx_cfg_fn *amx_cfg;
     int32_t mr;      /* rows a group, 1 to TK_Q8_MR_MAX */
     int32_t tokstep; /* tokens a tile call covers at most, 1 to TK_Q8_TOKSTEP_MAX */
+    int32_t groups;  /* groups that it takes at once, 1 to TK_Q8_GROUPS_MAX */
+    tk_q8_mx4_gemv_fn *mx4_gemv;     /* this and the next one: NULL in a row without MXFP4 */
+    tk_q8_mx4_expand_fn *mx4_expand;
 } tk_q8_row;
 
-enum { TK_Q8_MR_MAX = 64, TK_Q8_TOKSTEP_MAX = 64 };
+enum { TK_Q8_MR_MAX = 64, TK_Q8_TOKSTEP_MAX = 64, TK_Q8_GROUPS_MAX = 16 };
 
 /*
  * y (T, N) = x (T, K) times the packed matrix (N, K), float32. x is quantised on the way; or x is
@@ -47,20 +59,33 @@ enum { TK_Q8_MR_MAX = 64, TK_Q8_TOKSTEP_MAX = 64 };
 int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
     const int8_t *w, const float *ws, int64_t T, int64_t N, int64_t K);
 
+/*
+ * The same for MXFP4 weights: nib and e are the nibble and exponent planes of the row's layout. One
+ * token meets the nibbles themselves; for several, a few groups at a time are expanded into scratch.
+ * The row must have the two functions for it.
+ */
+int tk_q8_mx4_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
+    const uint8_t *nib, const uint8_t *e, int64_t T, int64_t N, int64_t K);
+
 /* q (T, K), s (T, K / 32) = the quantised x (T, K). Environment as above. */
 void tk_q8_quantize(const tk_q8_row *row, int8_t *q, float *s, const float *x, int64_t T, int64_t K);
 
 /*
  * For the module's method table, all METH_FASTCALL:
- *   q8_row(tile, gemv, acts_bytes, prepare, quantize, mr, tokstep) -> capsule   (addresses as int)
+ *   q8_row(tile, gemv, acts_bytes, prepare, quantize, amx_cfg, mr, tokstep, groups[, mx4_gemv, mx4_expand]) -> capsule
+ *                                                                          (addresses as int)
  *   q8_matmul(row, y, x, w, ws, T, N, K) -> None
  *   q8_matmul_acts(row, y, q, s, w, ws, T, N, K) -> None
+ *   q8_mx4_matmul(row, y, x, nib, e, T, N, K) -> None
+ *   q8_mx4_matmul_acts(row, y, q, s, nib, e, T, N, K) -> None
  *   q8_quantize(row, q, s, x, T, K) -> None
  * Buffers are C-contiguous, of the exact size; ValueError, TypeError or BufferError otherwise.
  */
 PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *tk_q8_py_matmul(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *tk_q8_py_matmul_acts(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *tk_q8_py_mx4_matmul(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *tk_q8_py_mx4_matmul_acts(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *tk_q8_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
 #endif

@@ -7,11 +7,13 @@ This module imports nothing of tunekit, so that families may import it from any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 EVERYTHING = "*"
+SPILLS = "spills"
+"""In place of instructions in a :class:`Count`: vector loads and stores on the stack inside innermost loops."""
 
 
 class BoundRow(Protocol):
@@ -88,6 +90,80 @@ class Regime:
     def rate(self, seconds: float) -> float:
         """What one call in ``seconds`` means in ``unit``."""
         return self.work / seconds / 1e9
+
+
+@dataclass(frozen=True)
+class Count:
+    """How often an instruction may stand in one function of a row's object: a gate on what the compiler emitted.
+
+    Attributes:
+        function: the C symbol, or ``"*"`` for the whole object.
+        instructions: mnemonics, blanks between, ``*`` and ``?`` as in a shell (``"vpdpbusd"``, ``"tile* ldtilecfg"``),
+            or :data:`SPILLS`. Prefixes like ``{vex}`` and suffixes like ``.4s`` are no part of a mnemonic. A word that
+            stands twice, or two that match the same instruction, count it twice (``"ld2 ld2 uzp1 uzp2"``).
+        least, most: the bounds, both included; ``most`` None is no bound.
+        having: a regular expression that the instruction's text must match too (``"zmm"``, ``r"\\{1to16\\}"``).
+        what: what is counted, in words, where the mnemonics do not say it.
+        step: beyond ``least`` in whole multiples of this only: a compiler may copy a block, and not half of one.
+        looped: count in one innermost loop, the one that has most of them.
+    """
+
+    function: str
+    instructions: str
+    least: int
+    most: int | None
+    having: str = ""
+    what: str = ""
+    step: int = 1
+    looped: bool = False
+
+    @classmethod
+    def exactly(
+        cls, function: str, instructions: str, number: int, having: str = "", what: str = "", looped: bool = False
+    ) -> Count:
+        """``number`` of them; 0: they must be absent."""
+        return cls(function, instructions, number, number, having, what, looped=looped)
+
+    @property
+    def expected(self) -> str:
+        """The bounds in short: ``96``, ``>=1``, ``<=8``, ``24 or 32``."""
+        if self.most == self.least:
+            return str(self.least)
+        if self.most is None:
+            return f">={self.least}" + (f" by {self.step}" if self.step > 1 else "")
+        if self.step > 1:
+            return " or ".join(str(number) for number in range(self.least, self.most + 1, self.step))
+        return f"{self.least}..{self.most}" if self.least else f"<={self.most}"
+
+    def allows(self, found: int) -> bool:
+        """Whether so many are right."""
+        beyond = found - self.least
+        return beyond >= 0 and (self.most is None or found <= self.most) and beyond % self.step == 0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One object of a row, as a family's ``emission`` sees it before it says what must be in it.
+
+    Attributes:
+        row: the row (a :class:`tunekit.rows.Row`).
+        arch: the architecture that it is compiled for.
+        features: the features that it is compiled for.
+        symbols: the C symbol of the kernel and of each companion, by name.
+    """
+
+    row: Any
+    arch: str
+    features: tuple[str, ...]
+    symbols: Mapping[str, str]
+
+
+@runtime_checkable
+class EmissionFixtures(Protocol):
+    """Fixtures that also say what a compiler must make of a row; ``python -m tunekit verify --emission`` asks."""
+
+    def emission(self, unit: Unit) -> Sequence[Count]:
+        """What must stand in the row's object, computed from the row's arguments."""
 
 
 @runtime_checkable

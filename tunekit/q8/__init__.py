@@ -2,7 +2,8 @@
 """Matrix products of 8-bit blocks (Q8_0 weights, Q8 activations), exact and bit-identical on every box.
 
 >>> from tunekit import q8
->>> m = q8.pack(w)                  # (N, K) float32 -> Matrix;  q8.from_q8_0(blocks, n, k) takes ggml's bytes
+>>> m = q8.pack(w)                  # (N, K) float32 -> Matrix
+>>> m = q8.from_q8_0(blocks, n, k)  # ggml's bytes; so does q8.from_mxfp4, and keeps the weights four bits wide
 >>> y = q8.matmul(x, m)             # (T, K) or (K,) float32 -> (T, N) or (N,) float32
 >>> a = q8.quantize(x)              # quantise once, multiply often
 >>> y = q8.matmul(a, m, out=y)
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from tunekit.q8 import oracle
 from tunekit.q8.matrix import Activations, Matrix, from_q8_0, pack
+from tunekit.q8.mx4 import from_mxfp4
 from tunekit.q8.product import matmul, quantize
 
-__all__ = ["Activations", "Matrix", "from_q8_0", "matmul", "oracle", "pack", "quantize"]
+__all__ = ["Activations", "Matrix", "from_mxfp4", "from_q8_0", "matmul", "oracle", "pack", "quantize"]

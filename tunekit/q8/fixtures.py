@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.measure.fixtures import EVERYTHING, GateCase, Regime
-from tunekit.q8 import grid, oracle, product
-from tunekit.q8.layout import aligned, layout_of, pack_plane
+from tunekit.measure.fixtures import EVERYTHING, Count, GateCase, Regime, Unit
+from tunekit.q8 import emission, grid, legality, oracle, product
+from tunekit.q8.layout import aligned, layout_of, pack_nibbles, pack_plane
 
 if TYPE_CHECKING:
     from tunekit.dispatch import BoundRow
@@ -28,6 +28,8 @@ BLOCK = oracle.BLOCK
 ROWS = 96  # weight rows of a gate: whole groups for every mr up to 32, and three of them
 NB = (1, 2, 3, 5, 7)  # odd and even block counts; every remainder of kstep and gkstep 4
 KINDS = ("full range", "extremes", "double rounding", "special scales")
+ANY = "activations of -128"  # one more kind, for the rows that need no activations in [-127, 127]
+MX4_KINDS = ("every exponent", "extremes", "double rounding", "special scales")
 
 CANARY = 0x7FC0BEEF  # a quiet NaN whose payload no arithmetic on the operands makes
 _EDGE = 24  # canaries on either side of an output
@@ -84,8 +86,8 @@ def double_rounding(
 
 @functools.lru_cache(maxsize=64)
 def case(kind: str, nb: int, t: int) -> Case:
-    """Operands of one of :data:`KINDS`: ``t`` tokens, :data:`ROWS` rows of weights, ``nb`` blocks."""
-    rng = np.random.default_rng([nb, t, KINDS.index(kind)])
+    """Operands of one of :data:`KINDS`, or :data:`ANY`: ``t`` tokens, :data:`ROWS` rows of weights, ``nb`` blocks."""
+    rng = np.random.default_rng([nb, t, (*KINDS, ANY).index(kind)])
     k = nb * BLOCK
     q = rng.integers(-127, 128, (t, k), dtype=np.int8)
     w = rng.integers(-128, 128, (ROWS, k), dtype=np.int8)
@@ -97,6 +99,10 @@ def case(kind: str, nb: int, t: int) -> Case:
         w[1::4] = -128
         q[1::3] = 127
         w[2::8, ::2] = 127
+    elif kind == ANY:
+        q[:, ::2] = -128
+        q[1::3] = -128
+        w[1::4] = -128
     elif kind == "double rounding":
         q, s, w, ws = double_rounding(rng, t, ROWS, nb)
     elif kind == "special scales":
@@ -104,6 +110,58 @@ def case(kind: str, nb: int, t: int) -> Case:
         ws[::3] = np.where(rng.random((len(ws[::3]), nb)) < 0.5, rng.choice(odd, (len(ws[::3]), nb)), ws[::3])
         s[1::4] = np.where(rng.random((len(s[1::4]), nb)) < 0.5, rng.choice(odd, (len(s[1::4]), nb)), s[1::4])
     return Case(q, s, w, ws, oracle.matmul_codes(q, s, w, ws))
+
+
+@dataclass(frozen=True)
+class Mx4Case:
+    """Activations, MXFP4 weights of :data:`ROWS` rows, and what their product must be."""
+
+    q: NDArray[np.int8]
+    s: NDArray[np.float32]
+    nibbles: NDArray[np.uint8]
+    exponents: NDArray[np.uint8]
+    y: NDArray[np.float32]
+
+
+@functools.lru_cache(maxsize=64)
+def mx4_case(kind: str, nb: int, t: int) -> Mx4Case:
+    """Operands of one of :data:`MX4_KINDS`: ``t`` tokens, :data:`ROWS` rows of weights, ``nb`` blocks."""
+    rng = np.random.default_rng([nb, t, MX4_KINDS.index(kind), 4])
+    k = nb * BLOCK
+    q = rng.integers(-127, 128, (t, k), dtype=np.int8)
+    s = scales(rng, (t, nb))
+    nibbles = rng.integers(0, 256, (ROWS, k // 2), dtype=np.uint8)
+    # From 0 to 255 over the rows, none left out from three blocks on, and near to each other within a row, so that
+    # every block counts in its sum.
+    steps = np.arange(ROWS)[:, None] * 256 // ROWS + np.append([0, 1, 2], rng.integers(-3, 4, nb))[:nb]
+    exponents = np.clip(steps, 0, 255).astype(np.uint8)
+    if kind == "extremes":
+        # Whole rows of 6 or of -6: the largest sums, which are what a narrow accumulator would lose.
+        exponents[:] = 120
+        nibbles[:] = rng.choice(np.array([0x77, 0xFF, 0x7F, 0xF7], np.uint8), (ROWS, 1))
+        q[:] = rng.choice(np.array([-127, 127], np.int8), (t, 1))
+        nibbles[1::4], nibbles[2::4] = 0x77, 0xFF
+        q[1::3] = 127
+    elif kind == "double rounding":
+        # As double_rounding, with the full mantissa on the side of the activations: a power of two has none.
+        odd = rng.choice([3, 5, 7, 9, 11, 25, 49, 77, 99, 127], t)
+        low, high = -(-(1 << 24) // odd), (1 << 25) // odd
+        mantissa = np.minimum(rng.integers(low, high) | 1, (1 << 24) - 1)
+        place = int(rng.integers(0, BLOCK // 2))
+        q[:], nibbles[:], exponents[:] = 0, 0, 128
+        q[:, k - BLOCK + place] = odd
+        nibbles[:, k // 2 - BLOCK // 2 + place] = rng.choice([1, 9], ROWS)  # codes 1 and -1
+        s[:, nb - 1] = np.ldexp(mantissa.astype(np.float64), -24).astype(np.float32)
+        if nb > 1:
+            first = int(rng.integers(0, nb - 1))
+            q[:, first * BLOCK + place] = rng.choice([-1, 1], t)
+            nibbles[:, first * BLOCK // 2 + place] = rng.choice([1, 9], ROWS)
+            exponents[:, first] = rng.integers(30, 70, ROWS)
+            s[:, first] = 1
+    elif kind == "special scales":
+        odd_ones = np.array([0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-40, 3e38, 1.2e-38], np.float32)
+        s[1::4] = np.where(rng.random((len(s[1::4]), nb)) < 0.5, rng.choice(odd_ones, (len(s[1::4]), nb)), s[1::4])
+    return Mx4Case(q, s, nibbles, exponents, oracle.matmul_codes(q, s, *oracle.mxfp4(nibbles, exponents)))
 
 
 @functools.cache
@@ -219,11 +277,15 @@ def _schema(bound: BoundRow) -> str | None:
         return f"q8q8_tokstep() is {step}, and the grid says {grid.tokstep(bound.row)}"
     if step < 1:
         return f"q8q8_tokstep() is {step}"
-    for tokens, nb in ((0, 0), (0, 3), (3, 0), (1, 1), (17, 7)):
+    live = bound.call("q8q8_live")
+    if live != (bound.row is not None):
+        return f"q8q8_live() is {live}: {'a row' if bound.row else 'the reference'} that says it is something else"
+    # A block's codes, its scale, and the sum of a biased row's codes; some numbers of blocks leave no slack.
+    block = BLOCK * np.dtype(layout.codes).itemsize + 4 + (4 if layout.sums else 0)
+    for tokens, nb in ((0, 0), (0, 3), (3, 0), *((t, n) for t in (1, 17) for n in range(1, 34))):
         size = bound.call("q8q8_acts_bytes", tokens, nb)
-        least = tokens * nb * (BLOCK + 4)
-        if size % 64 or size < least:
-            return f"acts_bytes({tokens}, {nb}) is {size}: not a multiple of 64 of at least {least}"
+        if size % 64 or size < tokens * nb * block:
+            return f"acts_bytes({tokens}, {nb}) is {size}: not a multiple of 64 of at least {tokens * nb * block}"
     return None
 
 
@@ -254,6 +316,11 @@ def _tokens(bound: BoundRow) -> int:
     return max(17, 2 * int(bound.call("q8q8_tokstep")) + 1)
 
 
+def _widths(most: int) -> list[int]:
+    """Numbers of tokens up to ``most``: all that a vector tile may have, and those around the sides of matrix tiles."""
+    return [n for n in range(1, most + 1) if n <= 17 or n % 16 in (0, 1, 15)]
+
+
 def _tile(bound: BoundRow, kind: str, nb: int) -> str | None:
     layout = layout_of(bound.row)
     step = int(bound.call("q8q8_tokstep"))
@@ -272,7 +339,8 @@ def _tile(bound: BoundRow, kind: str, nb: int) -> str | None:
         bound.call("q8q8", y.inner, ldy, w, ws, xa, tokens, t0, nt, nb, ng)
         return y.check(f"tile of {nt} tokens from {t0}, {ng} groups", data.y[t0 : t0 + nt, :width], ldy, width)
 
-    for nt in range(1, step + 1):
+    bound.call("q8q8_amx_cfg")  # what another row left in this thread's tiles is not to be relied upon
+    for nt in _widths(step):
         for t0, ng in ((0, groups), (1, 1), (tokens - nt, min(groups, 2))):
             if reason := check(t0, nt, ng):
                 return reason
@@ -280,6 +348,11 @@ def _tile(bound: BoundRow, kind: str, nb: int) -> str | None:
         if reason := check(t0, min(step, tokens - t0), groups):
             return reason
     return None
+
+
+def _any(bound: BoundRow, run: Callable[[BoundRow, str, int], str | None], nb: int) -> str | None:
+    """Activations of -128, on the rows that do not exclude them."""
+    return run(bound, ANY, nb) if legality.any_activation(bound.row) else None
 
 
 def _gemv(bound: BoundRow, kind: str, nb: int) -> str | None:
@@ -310,7 +383,7 @@ def _traversal(bound: BoundRow, nb: int) -> str | None:
         weights = rng.integers(-128, 128, (n, k), dtype=np.int8)
         factors = scales(rng, (n, nb))
         w, ws = (displaced(plane) for plane in pack_plane(weights, factors, row.layout))
-        for t in range(1, 2 * step + 2):
+        for t in _widths(2 * step + 1):
             x = rng.standard_normal((t, k), dtype=np.float32) * np.float32(3)
             if t == 2:
                 x[0, k // 2] = np.nan
@@ -324,6 +397,74 @@ def _traversal(bound: BoundRow, nb: int) -> str | None:
             y = Guarded(t * n)
             row.core.q8_matmul_acts(row.row, y.inner, displaced(q), displaced(s), w, ws, t, n, k)
             if reason := y.check(f"product of Activations ({t}, {k}) by ({n}, {k})", expected, n, n):
+                return reason
+    return None
+
+
+def _mx4_gemv(bound: BoundRow, kind: str, nb: int) -> str | None:
+    layout = layout_of(bound.row)
+    data = mx4_case(kind, nb, 17)
+    xa = prepared(bound, data.q, data.s)
+    if isinstance(xa, str):
+        return xa
+    nib, e = (displaced(plane) for plane in pack_nibbles(data.nibbles, data.exponents, layout))
+    groups = ROWS // layout.mr
+    for t, ng in [(t, groups) for t in (0, 1, 5, 16)] + [(2, ng) for ng in range(1, min(groups, 8) + 1)]:
+        width = ng * layout.mr
+        y = Guarded(width)
+        bound.call("q8q8_mx4_gemv", y.inner, nib, e, xa, 17, t, nb, ng)
+        if reason := y.check(f"MXFP4 gemv of token {t}, {ng} groups", data.y[t : t + 1, :width], width, width):
+            return reason
+    return None
+
+
+def _mx4_expand(bound: BoundRow, nb: int) -> str | None:
+    """The expansion is the row's own plane of the same weights."""
+    layout = layout_of(bound.row)
+    data = mx4_case("every exponent", nb, 17)
+    nib, e = (displaced(plane) for plane in pack_nibbles(data.nibbles, data.exponents, layout))
+    codes, factors = oracle.mxfp4(data.nibbles, data.exponents)
+    for ng in (1, ROWS // layout.mr):
+        rows = ng * layout.mr
+        w, ws = pack_plane(codes[:rows], factors[:rows], layout)
+        buffer = aligned(w.size + 128, np.int8)
+        buffer[...] = 0x5A
+        got = Guarded(ws.size)
+        bound.call("q8q8_mx4_expand", buffer[64 : 64 + w.size], got.inner, nib, e, nb, ng)
+        if (buffer[:64] != 0x5A).any() or (buffer[64 + w.size :] != 0x5A).any():
+            return f"expansion of {ng} groups wrote codes outside its plane"
+        reason = difference(f"codes of {ng} groups", buffer[64 : 64 + w.size], w) or got.check(
+            f"scales of {ng} groups", ws[None], ws.size, ws.size
+        )
+        if reason:
+            return reason
+    return None
+
+
+def _mx4_traversal(bound: BoundRow, nb: int) -> str | None:
+    """Whole products with MXFP4 weights: rows that fill no group, every number of tokens, floats in."""
+    row = product.bind(bound)
+    step = int(bound.call("q8q8_tokstep"))
+    k, mr = nb * BLOCK, row.layout.mr
+    rng = np.random.default_rng([nb, 77])
+    for n in sorted({1, mr - 1, mr, 3 * mr + 5} - {0}):
+        nibbles = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
+        exponents = rng.integers(100, 140, (n, nb), dtype=np.uint8)
+        nib, e = (displaced(plane) for plane in pack_nibbles(nibbles, exponents, row.layout))
+        weights = oracle.mxfp4(nibbles, exponents)
+        for t in _widths(2 * step + 1):
+            x = rng.standard_normal((t, k), dtype=np.float32) * np.float32(3)
+            if t == 2:
+                x[0, k // 2], x[1, 0] = np.nan, np.inf
+            q, s = oracle.quantize(x)
+            expected = oracle.matmul_codes(q, s, *weights)
+            y = Guarded(t * n)
+            row.core.q8_mx4_matmul(row.row, y.inner, displaced(x), nib, e, t, n, k)
+            if reason := y.check(f"MXFP4 product ({t}, {k}) by ({n}, {k})", expected, n, n):
+                return reason
+            y = Guarded(t * n)
+            row.core.q8_mx4_matmul_acts(row.row, y.inner, displaced(q), displaced(s), nib, e, t, n, k)
+            if reason := y.check(f"MXFP4 product of Activations ({t}, {k}) by ({n}, {k})", expected, n, n):
                 return reason
     return None
 
@@ -397,7 +538,12 @@ class Q8Fixtures:
             *(gate(f"quantise, {nb} blocks a token", _quantise, nb) for nb in (1, 3)),
             *(gate(f"tile, {kind}, {nb} blocks", _tile, kind, nb) for kind in KINDS for nb in NB),
             *(gate(f"gemv, {kind}, {nb} blocks", _gemv, kind, nb) for kind in KINDS for nb in NB),
+            *(gate(f"MXFP4 gemv, {kind}, {nb} blocks", _mx4_gemv, kind, nb) for kind in MX4_KINDS for nb in NB),
+            *(gate(f"MXFP4 expansion, {nb} blocks", _mx4_expand, nb) for nb in (1, 4, 7)),
+            gate(f"tile, {ANY}", _any, _tile, 3),
+            gate(f"gemv, {ANY}", _any, _gemv, 3),
             *(gate(f"traversal, {nb} blocks", _traversal, nb) for nb in (1, 4, 7)),
+            *(gate(f"traversal of MXFP4, {nb} blocks", _mx4_traversal, nb) for nb in (1, 4, 7)),
         ]
 
     def regimes(self) -> list[Regime]:
@@ -410,6 +556,10 @@ class Q8Fixtures:
             _regime("gemv", 2048, 512, 1, ("gkstep",)),
             _regime("gemv_stream", 2048, 8192, 1, ()),
         ]
+
+    def emission(self, unit: Unit) -> list[Count]:
+        """What a compiler must make of a row: :mod:`tunekit.q8.emission`."""
+        return emission.expected(unit)
 
 
 FIXTURES = Q8Fixtures()

@@ -39,7 +39,11 @@ def _open(xa: NDArray[Any], tokens: int, nb: int) -> tuple[NDArray[np.int8], NDA
 def _context(row: Row | None) -> dict[str, Any]:
     """What the templates ask of the schema, so that they need not repeat it."""
     schema = layout.layout_of(row)
+    leg = grid.leg_of(row) if row else None
     return {
+        "leg_arch": leg.arch if leg else "",
+        "lanes": leg.lanes if leg else 1,
+        "inside": grid.inside(row) if row else (),
         "kgroup": schema.kgroup,
         "tokstep": REFERENCE_TOKSTEP if row is None else grid.tokstep(row),
         "acts_codes": schema.codes,
@@ -70,6 +74,21 @@ def q8q8_kgroup() -> tk.i32:
 def q8q8_tokstep() -> tk.i32:
     """Tokens that one call of the tile covers at most."""
     return REFERENCE_TOKSTEP
+
+
+@tk.companion
+def q8q8_amx_cfg() -> None:
+    """Make this thread ready for the tiles of a traversal: rows with ``latch`` load their configuration.
+
+    Tile instructions need leave of the operating system, once per process; whether it was granted is known before
+    such a row can be chosen (:func:`tunekit.cpu.this_cpu` asks for it).
+    """
+
+
+@tk.companion
+def q8q8_live() -> tk.i32:
+    """1 in every emitted row, 0 in the reference: tells what runs, whatever it computes."""
+    return 0
 
 
 @tk.companion
@@ -120,6 +139,40 @@ def q8q8_gemv(
     _tile(y, 0, w, ws, xa, tokens, t, 1, nb, ng)
 
 
+def _weights(
+    nib: NDArray[Any], e: NDArray[Any], nb: int, ng: int
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Codes and scales of MXFP4 planes in the reference's layout, which keeps rows apart."""
+    half = nb * grid.BLOCK // 2
+    return oracle.mxfp4(nib.reshape(-1)[: ng * half].reshape(ng, half), e.reshape(-1)[: ng * nb].reshape(ng, nb))
+
+
+@tk.companion
+def q8q8_mx4_gemv(
+    y: tk.Out[tk.f32],
+    nib: tk.In[tk.u8],
+    e: tk.In[tk.u8],
+    xa: tk.In[tk.u8],
+    tokens: tk.i64,
+    t: tk.i64,
+    nb: tk.i32,
+    ng: tk.i32,
+) -> None:
+    """As :func:`q8q8_gemv`, from MXFP4 weights: nibble and exponent planes in the row's layout."""
+    w, ws = _weights(nib, e, nb, ng)
+    _tile(y, 0, w, ws, xa, tokens, t, 1, nb, ng)
+
+
+@tk.companion
+def q8q8_mx4_expand(
+    w: tk.Out[tk.i8], ws: tk.Out[tk.f32], nib: tk.In[tk.u8], e: tk.In[tk.u8], nb: tk.i32, ng: tk.i32
+) -> None:
+    """The weight and scale planes of ``ng`` groups of MXFP4 weights, in the row's layout (bias included)."""
+    codes, scales = _weights(nib, e, nb, ng)
+    w.reshape(-1)[: codes.size] = codes.reshape(-1)
+    ws.reshape(-1)[: scales.size] = scales.reshape(-1)
+
+
 def _tile(
     y: NDArray[Any],
     ldy: int,
@@ -153,6 +206,7 @@ def _tile(
     defaults=grid.DEFAULTS,
     declines=legality.declines,
     targets=grid.targets,
+    inside=grid.inside,
     context=_context,
     fallback=grid.FALLBACK,
     companions=[
@@ -161,9 +215,13 @@ def _tile(
         q8q8_wbias,
         q8q8_kgroup,
         q8q8_tokstep,
+        q8q8_amx_cfg,
+        q8q8_live,
         q8q8_acts_bytes,
         q8q8_prepare,
         q8q8_quantize,
+        q8q8_mx4_gemv,
+        q8q8_mx4_expand,
     ],
     # The fold's fused multiply-add is written out; nothing else may be fused.
     cflags=("-ffp-contract=off",),

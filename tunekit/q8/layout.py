@@ -8,7 +8,14 @@ load meets the same few k of several rows; the scale of block bi of row r is flo
 bytes are stored as ``w ^ 0x80``. N is padded to a whole number of groups by rows of zero weights and zero scales:
 no kernel needs a second, row-major path for the last rows, whose order of additions could differ.
 
-:func:`pack_plane` is the only routine that writes this layout, and asks the schema for every stride.
+**Nibbles.** MXFP4 weights are held as the low halves of such a plane beside its high halves: block bi of group g is
+16*mr bytes at byte (g*nb + bi)*16*mr, and the byte at offset o of it carries, in its low nibble, what belongs at
+offset o of the Q8 plane's block, and in its high nibble what belongs at offset o + 16*mr. Since 16 is a multiple of
+every k-group, that is one formula for all of them: for k < 16, byte kg*kgroup*mr + r*kgroup + j holds weights
+k = kg*kgroup + j (low) and k + 16 (high) of row r, which are the two that ggml's block keeps in its byte k. The
+exponent of block bi of row r is byte (g*nb + bi)*mr + r. Nibbles are not biased; what expands them adds the bias.
+
+:func:`pack_plane` and :func:`pack_nibbles` alone write these layouts, and ask the schema for every stride.
 """
 
 from __future__ import annotations
@@ -55,6 +62,11 @@ class Layout:
     def plane(self) -> str:
         """Identifies the weight plane alone. Rows that agree in it read the same packed matrix."""
         return f"mr{self.mr}_kgroup{self.kgroup}" + (f"_bias{self.bias}" if self.bias else "")
+
+    @property
+    def nibbles(self) -> str:
+        """Identifies the nibble plane of MXFP4 weights. It knows no bias."""
+        return f"mr{self.mr}_kgroup{self.kgroup}"
 
     @property
     def activations(self) -> str:
@@ -111,6 +123,36 @@ def _shape(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> tuple[int, i
     return n, k, k // BLOCK
 
 
+def _interleave(rows: NDArray[Any], mr: int, kgroup: int) -> NDArray[Any]:
+    """Rows (N, columns) in groups of ``mr``, ``kgroup`` elements of a row at a time: flat, aligned, padded with 0."""
+    n, width = rows.shape
+    padded, full = -(-n // mr) * mr, n // mr * mr
+    out = aligned(padded * width, rows.dtype)
+    # The kgroup bytes of one row move as one word, so the interleave is a transposition of words inside each group.
+    word = rows.dtype if kgroup == 1 else np.dtype(_WORDS[kgroup])
+    source = np.ascontiguousarray(rows).view(word)
+    columns = width // kgroup
+    plane = out.view(word).reshape(padded // mr, columns, mr)
+    plane[: full // mr] = source[:full].reshape(full // mr, mr, columns).transpose(0, 2, 1)
+    if padded != full:
+        plane[-1] = 0
+        plane[-1, :, : n - full] = source[full:].T
+    return out
+
+
+def _separate(plane: NDArray[Any], n: int, width: int, mr: int, kgroup: int) -> NDArray[Any]:
+    """The inverse of :func:`_interleave`: rows (n, width), fresh and C-contiguous."""
+    padded = plane.size // width if width else -(-n // mr) * mr
+    word = plane.dtype if kgroup == 1 else np.dtype(_WORDS[kgroup])
+    columns = width // kgroup
+    out = np.empty((padded, columns), word)
+    out.reshape(padded // mr, mr, columns)[...] = (
+        plane.view(word).reshape(padded // mr, columns, mr).transpose(0, 2, 1)
+    )
+    # A slice keeps the padding alive, and with it the whole buffer; it is at most mr - 1 rows.
+    return out.view(plane.dtype).reshape(padded, width)[:n]
+
+
 def pack_plane(
     codes: NDArray[np.int8], scales: NDArray[np.float32], layout: Layout
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -124,24 +166,9 @@ def pack_plane(
     Returns:
         The weight plane, int8, and the scale plane, float32: flat, 64-byte aligned, for N padded to whole groups.
     """
-    n, k, nb = _shape(codes, scales)
-    mr, padded = layout.mr, layout.padded(n)
-    full = n // mr * mr
-    w = aligned(padded * k, np.int8)
-    ws = aligned(padded * nb, np.float32)
-    # The kgroup bytes of one row move as one word, so the interleave is a transposition of words inside each group.
-    word = _WORDS[layout.kgroup]
-    source = np.ascontiguousarray(codes).view(word)
-    columns = k // layout.kgroup
-    plane = w.view(word).reshape(padded // mr, columns, mr)
-    plane_scales = ws.reshape(padded // mr, nb, mr)
-    plane[: full // mr] = source[:full].reshape(full // mr, mr, columns).transpose(0, 2, 1)
-    plane_scales[: full // mr] = scales[:full].reshape(full // mr, mr, nb).transpose(0, 2, 1)
-    if padded != full:
-        plane[-1] = 0
-        plane_scales[-1] = 0
-        plane[-1, :, : n - full] = source[full:].T
-        plane_scales[-1, :, : n - full] = scales[full:].T
+    _shape(codes, scales)
+    w = _interleave(codes.view(np.uint8), layout.mr, layout.kgroup).view(np.int8)
+    ws = _interleave(scales, layout.mr, 1)
     if layout.bias:
         np.bitwise_xor(w.view(np.uint8), np.uint8(layout.bias), out=w.view(np.uint8))
     return w, ws
@@ -154,15 +181,38 @@ def unpack_plane(
     mr, padded, nb = layout.mr, layout.padded(n), k // BLOCK
     if w.shape != (padded * k,) or ws.shape != (padded * nb,):
         raise ValueError(f"planes of {w.shape} and {ws.shape} are not those of a {(n, k)} matrix in layout {layout}")
-    word = _WORDS[layout.kgroup]
-    columns = k // layout.kgroup
-    plane = w.view(word).reshape(padded // mr, columns, mr)
-    codes = np.empty((padded, columns), word)
-    codes.reshape(padded // mr, mr, columns)[...] = plane.transpose(0, 2, 1)
-    scales = np.empty((padded, nb), np.float32)
-    scales.reshape(padded // mr, mr, nb)[...] = ws.reshape(padded // mr, nb, mr).transpose(0, 2, 1)
-    out = codes.view(np.int8).reshape(padded, k)
+    out = _separate(w.view(np.uint8), n, k, mr, layout.kgroup).view(np.int8)
     if layout.bias:
         np.bitwise_xor(out.view(np.uint8), np.uint8(layout.bias), out=out.view(np.uint8))
-    # A slice would keep the padding alive, and with it the whole buffer; it is at most mr - 1 rows.
-    return out[:n], scales[:n]
+    return out, _separate(ws, n, nb, mr, 1)
+
+
+def pack_nibbles(
+    nibbles: NDArray[np.uint8], exponents: NDArray[np.uint8], layout: Layout
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Lay MXFP4 weights out for a layout.
+
+    Args:
+        nibbles: (N, K/2) uint8, 16 bytes a block as in ggml's: low nibbles k 0 to 15, high nibbles k 16 to 31.
+        exponents: (N, K/32) uint8.
+        layout: the schema.
+
+    Returns:
+        The nibble plane and the exponent plane: flat, 64-byte aligned, for N padded to whole groups with zero bytes.
+    """
+    n, nb = exponents.shape
+    if nibbles.shape != (n, nb * BLOCK // 2) or nibbles.dtype != np.uint8 or exponents.dtype != np.uint8:
+        raise ValueError(f"nibbles of {nibbles.shape} and exponents of {exponents.shape} are not those of one matrix")
+    return _interleave(nibbles, layout.mr, layout.kgroup), _interleave(exponents, layout.mr, 1)
+
+
+def unpack_nibbles(
+    nibbles: NDArray[np.uint8], exponents: NDArray[np.uint8], n: int, k: int, layout: Layout
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The inverse of :func:`pack_nibbles`: (n, k/2) and (n, k/32) bytes, fresh and C-contiguous."""
+    mr, padded, nb = layout.mr, layout.padded(n), k // BLOCK
+    if nibbles.shape != (padded * k // 2,) or exponents.shape != (padded * nb,):
+        raise ValueError(
+            f"planes of {nibbles.shape} and {exponents.shape} are not those of a {(n, k)} matrix in layout {layout}"
+        )
+    return _separate(nibbles, n, k // 2, mr, layout.kgroup), _separate(exponents, n, nb, mr, 1)

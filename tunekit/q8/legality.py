@@ -46,8 +46,10 @@ def _shape(row: Row, leg: Leg) -> str | None:
         _argument(row, "kstep", (1,) if amx else (1, 2, 4))
         or _argument(row, "gkstep", (1, 2, 4))
         or _argument(row, "nrsplit", (1, 2) if amx else (2, 4))
-        or _argument(row, "nr", range(MAX_TOKENS + 1))
+        or _argument(row, "nr", (0,) if amx else range(MAX_TOKENS + 1))
         or _argument(row, "bias", (0, 128))
+        or _argument(row, "pipe", (0, 1) if amx else (0,))
+        or _argument(row, "latch", (0, 1) if amx else (0,))
     )
     if reason:
         return reason
@@ -84,6 +86,18 @@ def declines(row: Row, target: Target) -> str | None:
     return None
 
 
+def any_activation(row: Row | None) -> bool:
+    """Whether the row is exact for activations of -128 too; None is the reference.
+
+    The sign trick multiplies |w| by sign(w) * x, and there is no byte for -(-128). A quantiser makes no such code, and
+    :class:`~tunekit.q8.Activations` refuses it, so that every row may be chosen; a row without sign work does not care.
+    """
+    if row is None:
+        return True
+    signs = value(row, "dot") in ("maddubs", "vpdpbusd", "amx_int8")  # amx_int8: in its GEMV
+    return not signs or number(row, "bias") != 0
+
+
 def registers(row: Row) -> tuple[int, int] | None:
     """Vector registers that a pass of the row's tile wants, and those that there are; None without a leg.
 
@@ -97,9 +111,9 @@ def registers(row: Row) -> tuple[int, int] | None:
     mr = number(row, "mr")
     vectors = mr // leg.lanes
     sums = tokens * vectors
-    if leg.dot == "madd16":
+    if leg.dot in ("madd16", "vpdpbssd") or (leg.dot == "vpdpbusd" and number(row, "bias")):
         want = sums + vectors + 2
-    elif leg.dot == "maddubs":
+    elif leg.dot in ("maddubs", "vpdpbusd"):  # the sign trick
         want = sums + 2 * vectors + 3
     elif leg.arch == "aarch64":
         want = 2 * mr + sums + 2 * tokens + 2

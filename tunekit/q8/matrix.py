@@ -13,7 +13,7 @@ import os
 import struct
 import zlib
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,8 @@ _MAGIC = b"\x93tkq8\r\n\x1a"
 _HEADER = struct.Struct("<8sHHIQQ")
 
 
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself, read-only from now on."""
     array.flags.writeable = False
     return array
 
@@ -122,13 +123,13 @@ class Activations:
         if q.size and q.min() < -127:
             t, k = (int(i) for i in np.argwhere(q < -127)[0])
             raise ValueError(f"codes[{t}, {k}] is -128; activation codes lie in [-127, 127]")
-        self._codes, self._scales = _frozen(q), _frozen(s)
+        self._codes, self._scales = frozen(q), frozen(s)
 
     @classmethod
     def _of(cls, codes: NDArray[np.int8], scales: NDArray[np.float32]) -> Activations:
         """From arrays that the quantiser has just made: no check, no copy."""
         self = cls.__new__(cls)
-        self._codes, self._scales = _frozen(codes), _frozen(scales)
+        self._codes, self._scales = frozen(codes), frozen(scales)
         return self
 
     @property
@@ -173,9 +174,11 @@ class Matrix:
     """
 
     __slots__ = ("__weakref__", "_fits", "_held", "_k", "_n")
+    format: ClassVar[str] = "Q8"
+    """``"Q8"``: 32 int8 and one float32 a block; ``"MXFP4"``: see :mod:`tunekit.q8.mx4`."""
     _n: int
     _k: int
-    _held: tuple[Layout, NDArray[np.int8], NDArray[np.float32]]
+    _held: tuple[Layout, NDArray[Any], NDArray[Any]]
     _fits: bool | None
 
     def __init__(self, codes: NDArray[np.int8], scales: NDArray[np.float32]) -> None:
@@ -184,7 +187,7 @@ class Matrix:
     def _adopt(self, codes: NDArray[np.int8], scales: NDArray[np.float32]) -> None:
         self._n, self._k = codes.shape
         # The reference plane is the matrix row by row, so canonical arrays are a packed plane as they are.
-        self._held = (REFERENCE, _frozen(codes.reshape(-1)), _frozen(scales.reshape(-1)))
+        self._held = (REFERENCE, frozen(codes.reshape(-1)), frozen(scales.reshape(-1)))
         self._fits = None
 
     @classmethod
@@ -214,7 +217,7 @@ class Matrix:
         if layout == REFERENCE:
             return w.reshape(self._n, self._k), ws.reshape(self._n, self._k // BLOCK)
         codes, scales = unpack_plane(w, ws, self._n, self._k, layout)
-        return _frozen(codes), _frozen(scales)
+        return frozen(codes), frozen(scales)
 
     @property
     def codes(self) -> NDArray[np.int8]:
@@ -230,7 +233,7 @@ class Matrix:
     def scales_fit_float16(self) -> bool:
         """Whether every scale is a float16 exactly (a NaN is). A row that reads float16 scales needs it."""
         if self._fits is None:
-            self._fits = bool(_fits_float16(self._held[2]).all())
+            self._fits = bool(fits_float16(self._held[2]).all())
         return self._fits
 
     def planes(self, layout: Layout) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -243,7 +246,7 @@ class Matrix:
             # Two threads that meet here both repack, and the later result stays; either is right, and products that
             # are under way keep the planes that they hold. No lock, hence none to be found locked after a fork.
             w, ws = pack_plane(*self._canonical(), layout)
-            self._held = (layout, _frozen(w), _frozen(ws))
+            self._held = (layout, frozen(w), frozen(ws))
         return w, ws
 
     def to_q8_0(self) -> bytes:
@@ -253,7 +256,7 @@ class Matrix:
             ValueError: a scale is not a float16; names the block.
         """
         codes, scales = self._canonical()
-        fits = _fits_float16(scales)
+        fits = fits_float16(scales)
         if not fits.all():
             row, block = (int(i) for i in np.argwhere(~fits)[0])
             raise ValueError(
@@ -274,8 +277,9 @@ class Matrix:
         """Write the matrix to a file, whole or not at all.
 
         The file is 32 bytes of header, all little-endian: the magic ``93 74 6b 71 38 0d 0a 1a``, uint16 version (1),
-        uint16 bytes of a scale (2: float16, the body is Q8_0; 4: float32), uint32 CRC-32 of the body, uint64 N,
-        uint64 K; then the body, N*K/32 blocks of a scale and 32 int8, row by row.
+        uint16 bytes of a scale (2: float16, the body is Q8_0; 4: float32; 1: E8M0, the body is MXFP4), uint32 CRC-32
+        of the body, uint64 N, uint64 K; then the body, N*K/32 blocks of a scale and 32 int8 (MXFP4: 16 bytes of
+        nibbles), row by row.
         """
         width, body = self._stored()
         target = Path(path)
@@ -303,24 +307,25 @@ class Matrix:
         if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
             raise ValueError(f"{path} is no matrix that tunekit saved")
         _, version, width, crc, n, k = _HEADER.unpack_from(data)
-        if version != 1 or width not in (2, 4) or k % BLOCK:
+        if version != 1 or width not in (1, 2, 4) or k % BLOCK:
             raise ValueError(f"{path}: version {version} with {width}-byte scales is not known to this tunekit")
         body = memoryview(data)[_HEADER.size :]
-        if len(body) != n * (k // BLOCK) * (width + BLOCK):
+        if len(body) != n * (k // BLOCK) * (width + (BLOCK // 2 if width == 1 else BLOCK)):
             raise ValueError(f"{path} is torn: {len(body)} bytes of weights are not a {n} x {k} matrix")
         if zlib.crc32(body) != crc:
             raise ValueError(f"{path} is damaged: its checksum does not agree")
         return _restore(n, k, width, body)
 
     def __repr__(self) -> str:
-        return f"Matrix({self._n} x {self._k}, Q8, {_size(self.nbytes)}, layout {self.layout.plane})"
+        return f"Matrix({self._n} x {self._k}, {self.format}, {_size(self.nbytes)}, layout {self.layout.plane})"
 
 
 def _size(nbytes: int) -> str:
     return f"{nbytes} B" if nbytes < 1000 else f"{nbytes / 1e3:.1f} kB" if nbytes < 10**6 else f"{nbytes / 1e6:.2f} MB"
 
 
-def _fits_float16(scales: NDArray[np.float32]) -> NDArray[np.bool_]:
+def fits_float16(scales: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which scales are float16 exactly (a NaN is)."""
     with np.errstate(all="ignore"):
         back = scales.astype(np.float16).astype(np.float32)
         return np.asarray((back == scales) | np.isnan(scales))
@@ -338,7 +343,11 @@ def _to_blocks(codes: NDArray[np.int8], scales: NDArray[np.float32], width: int)
 
 
 def _restore(n: int, k: int, width: int, blocks: Any) -> Matrix:
-    """A matrix from canonical blocks of exactly the right size."""
+    """A matrix from canonical blocks of exactly the right size; ``width`` as in :meth:`Matrix.save`."""
+    if width == 1:
+        from tunekit.q8 import mx4  # which builds on this module
+
+        return mx4.restore(n, k, blocks)
     nb = k // BLOCK
     size = n * nb * (width + BLOCK)
     raw = np.frombuffer(blocks, np.uint8) if size else np.empty(0, np.uint8)
@@ -360,6 +369,40 @@ def _dimension(name: str, number: SupportsIndex) -> int:
     return found
 
 
+def block_bytes(
+    blocks: Any, n: SupportsIndex, k: SupportsIndex, size: int, name: str
+) -> tuple[int, int, Any]:
+    """Check the bytes of n rows of k/32 blocks of ``size`` bytes each.
+
+    Returns:
+        n and k as ints, and the bytes as a flat contiguous buffer, not copied where they are that already.
+
+    Raises:
+        TypeError: no buffer of bytes, or no whole numbers.
+        ValueError: another number of bytes, or k is no multiple of 32.
+    """
+    rows, columns = _dimension("n", n), _dimension("k", k)
+    if columns % BLOCK:
+        raise ValueError(f"k must be a multiple of {BLOCK}, got {columns}")
+    if isinstance(blocks, np.ndarray):
+        if blocks.dtype != np.uint8:
+            raise TypeError(f"blocks must be bytes or a uint8 array, not one of {blocks.dtype}; use .view(np.uint8)")
+        raw: Any = np.ascontiguousarray(blocks).reshape(-1)
+        found = raw.size
+    else:
+        try:
+            raw = memoryview(blocks)
+        except TypeError:
+            raise TypeError(f"blocks must be bytes or a uint8 array, not {type(blocks).__name__}") from None
+        if not raw.c_contiguous:
+            raw = memoryview(raw.tobytes())
+        found = raw.nbytes
+    expected = rows * (columns // BLOCK) * size
+    if found != expected:
+        raise ValueError(f"a {rows} x {columns} matrix is {expected} bytes of {name} blocks, got {found}")
+    return rows, columns, raw
+
+
 def from_q8_0(blocks: Any, n: SupportsIndex, k: SupportsIndex) -> Matrix:
     """A matrix from ggml's Q8_0 bytes.
 
@@ -372,25 +415,7 @@ def from_q8_0(blocks: Any, n: SupportsIndex, k: SupportsIndex) -> Matrix:
         TypeError: no buffer of bytes.
         ValueError: another number of bytes, or k is no multiple of 32.
     """
-    rows, columns = _dimension("n", n), _dimension("k", k)
-    if columns % BLOCK:
-        raise ValueError(f"k must be a multiple of {BLOCK}, got {columns}")
-    if isinstance(blocks, np.ndarray):
-        if blocks.dtype != np.uint8:
-            raise TypeError(f"blocks must be bytes or a uint8 array, not one of {blocks.dtype}; use .view(np.uint8)")
-        raw: Any = np.ascontiguousarray(blocks).reshape(-1)
-        size = raw.size
-    else:
-        try:
-            raw = memoryview(blocks)
-        except TypeError:
-            raise TypeError(f"blocks must be bytes or a uint8 array, not {type(blocks).__name__}") from None
-        if not raw.c_contiguous:
-            raw = memoryview(raw.tobytes())
-        size = raw.nbytes
-    expected = rows * (columns // BLOCK) * Q8_0_BYTES
-    if size != expected:
-        raise ValueError(f"a {rows} x {columns} matrix is {expected} bytes of Q8_0 blocks, got {size}")
+    rows, columns, raw = block_bytes(blocks, n, k, Q8_0_BYTES, "Q8_0")
     return _restore(rows, columns, 2, raw)
 
 

@@ -148,6 +148,40 @@ def matmul_codes(
     return y
 
 
+# Four-bit floats of one sign bit, two of exponent and one of mantissa, doubled: 0, 0.5, 1, 1.5, 2, 3, 4, 6.
+MXFP4_CODES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""The int8 code of each MXFP4 nibble: twice its value."""
+
+
+def e8m0_half(exponents: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Half of what E8M0 exponent bytes mean: ``2**(e - 128)``, to go with codes that are doubled.
+
+    Bytes 0 and 1 give the subnormal float32 2**-128 and 2**-127. Byte 255, which the OCP format reserves for NaN,
+    gives 2**127: that is what ggml (``ggml_e8m0_to_fp32_half``) and the ``gguf`` package compute, and weights
+    should mean here what they mean to the programs that wrote and checked the file.
+    """
+    e = exponents.astype(np.uint32)
+    bits = np.where(e < 2, np.uint32(0x00200000) << np.minimum(e, 1), (e - np.minimum(e, 1)) << np.uint32(23))
+    return bits.astype(np.uint32).view(np.float32)
+
+
+def mxfp4(
+    nibbles: NDArray[np.uint8], exponents: NDArray[np.uint8]
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Codes and scales of MXFP4 weights, for :func:`matmul_codes`.
+
+    Args:
+        nibbles: (N, K/2) uint8: 16 bytes a block, byte j with element j in its low nibble and j + 16 in its high one.
+        exponents: (N, K/32) uint8.
+
+    Returns:
+        codes (N, K) int8 (twice the values: -12 to 12) and scales (N, K/32) float32 (half of 2**(e - 127)).
+    """
+    n, half = nibbles.shape
+    pairs = nibbles.reshape(n, half * 2 // BLOCK, 1, BLOCK // 2) >> np.array([[0], [4]], np.uint8)
+    return MXFP4_CODES[pairs & 15].reshape(n, half * 2), e8m0_half(exponents)
+
+
 def _blocks(codes: NDArray[np.int8]) -> NDArray[np.float32]:
     rows, k = codes.shape
     return np.ascontiguousarray(codes.reshape(rows, k // BLOCK, BLOCK).transpose(1, 0, 2), dtype=np.float32)

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from tunekit.core import core as find_core
 from tunekit.errors import AbiError
-from tunekit.q8 import kernels, oracle
+from tunekit.q8 import grid, kernels, oracle
 from tunekit.q8.grid import BLOCK
 from tunekit.q8.layout import Layout, layout_of
 from tunekit.q8.matrix import Activations, Matrix, as_float32
+from tunekit.q8.mx4 import Mxfp4Matrix
 
 if TYPE_CHECKING:
     from tunekit.dispatch import BoundRow
@@ -66,9 +67,11 @@ def bind(bound: BoundRow) -> Native:
             f"q8q8 row {bound.suffix}: it was compiled for (mr, kgroup, bias) = {compiled}, "
             f"and the schema says {expected}; rebuild with: python -m tunekit build"
         )
-    names = ("q8q8", "q8q8_gemv", "q8q8_acts_bytes", "q8q8_prepare", "q8q8_quantize")
+    names = ("q8q8", "q8q8_gemv", "q8q8_acts_bytes", "q8q8_prepare", "q8q8_quantize", "q8q8_amx_cfg")
     addresses = [bound.address(name) for name in names]
-    return Native(bound.suffix, layout, core, core.q8_row(*addresses, mr, bound.call("q8q8_tokstep")))
+    mx4 = [bound.address(name) for name in ("q8q8_mx4_gemv", "q8q8_mx4_expand")]
+    numbers = (mr, bound.call("q8q8_tokstep"), grid.groups(bound.row) if bound.row else 1)
+    return Native(bound.suffix, layout, core, core.q8_row(*addresses, *numbers, *mx4))
 
 
 def native() -> Native | None:
@@ -175,6 +178,13 @@ def matmul(
         elif source is not None:
             codes, scales = oracle.quantize(source.reshape(t, k))
         y[...] = oracle.matmul_codes(codes, scales, m.codes, m.scales).reshape(shape)
+        return y
+    if isinstance(m, Mxfp4Matrix):
+        nibbles, exponents = m.nibble_planes(row.layout)
+        if acts is not None:
+            row.core.q8_mx4_matmul_acts(row.row, y, acts.codes, acts.scales, nibbles, exponents, t, n, k)
+        else:
+            row.core.q8_mx4_matmul(row.row, y, source, nibbles, exponents, t, n, k)
         return y
     w, ws = m.planes(row.layout)
     if acts is not None:

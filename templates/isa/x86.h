@@ -1,16 +1,17 @@
 //# SPDX-License-Identifier: Apache-2.0
-/* isa/avx2.h: what every 256-bit x86 leg shares: types, the compiler barrier, the float fold. */
+/* isa/x86.h: what the x86 legs of 256 and of 512 bits share: types, the compiler barrier, the float fold. */
 #include <immintrin.h>
 
-typedef __m256i tk_i; /* ${ lanes } int32 sums, one per row of a row vector */
-typedef __m256 tk_f;  /* ${ lanes } float32, likewise */
+typedef __m${ width }i tk_i; /* ${ lanes } int32 sums, one per row of a row vector */
+typedef __m${ width } tk_f;  /* ${ lanes } float32, likewise */
 
 /*
  * An empty statement that pretends to rewrite v in its register. Left alone, gcc and clang hoist
  * all the multiplies of a block above its adds and spill a hundred vectors; a value that "changes"
  * here can be neither hoisted nor reloaded, so program order is the schedule. No instruction.
+ * (The constraint "v" is "x" plus, where AVX512VL is on, the sixteen registers that only EVEX reaches.)
  */
-#define TK_PIN(v) __asm__ volatile("" : "+x"(v))
+#define TK_PIN(v) __asm__ volatile("" : "+v"(v))
 
 /* Likewise for a pointer: what it points to is not known to be what it was a moment ago. */
 #define TK_PIN_POINTER(p) __asm__ volatile("" : "+r"(p) : : "memory")
@@ -23,17 +24,17 @@ static inline void tk_prefetch(const int8_t *p)
 
 static inline tk_f tk_zero_f(void)
 {
-    return _mm256_setzero_ps();
+    return _mm${ width }_setzero_ps();
 }
 
 static inline tk_f tk_load_f(const float *p)
 {
-    return _mm256_loadu_ps(p);
+    return _mm${ width }_loadu_ps(p);
 }
 
 static inline void tk_store_f(float *p, tk_f v)
 {
-    _mm256_storeu_ps(p, v);
+    _mm${ width }_storeu_ps(p, v);
 }
 
 /* The float32 at p, in every lane. p is a byte address inside the prepared activations. */
@@ -41,7 +42,7 @@ static inline tk_f tk_splat_f(const uint8_t *p)
 {
     float s;
     memcpy(&s, p, sizeof s);
-    return _mm256_set1_ps(s);
+    return _mm${ width }_set1_ps(s);
 }
 
 /* Four bytes of codes (one k-group of one token), in every lane. */
@@ -49,9 +50,14 @@ static inline tk_i tk_splat_x(const uint8_t *p)
 {
     int32_t x;
     memcpy(&x, p, sizeof x);
-    return _mm256_set1_epi32(x);
+    return _mm${ width }_set1_epi32(x);
 }
 
+//% if acts_sums
+/* The int32 at p, in every lane. */
+#define tk_splat_i tk_splat_x
+
+//% endif
 /*
  * The canonical fold f = fma(float(acc), ws * xs, f): one product rounded to float32, then one
  * fused multiply-add. Written out: clang contracts no intrinsics, and bits must not hang on a flag.
@@ -61,7 +67,7 @@ static inline tk_i tk_splat_x(const uint8_t *p)
  */
 static inline tk_f tk_fold(tk_f f, tk_i acc, tk_f ws, tk_f xs)
 {
-    f = _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc), _mm256_mul_ps(ws, xs), f);
+    f = _mm${ width }_fmadd_ps(_mm${ width }_cvtepi32_ps(acc), _mm${ width }_mul_ps(ws, xs), f);
     TK_PIN(f);
     return f;
 }

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes rows.md, the page of every row, from the grid itself: ``python docs/rows.py``. CI holds the page to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tunekit.cpu.features import implied
+from tunekit.measure.fixtures import Unit
+from tunekit.q8 import emission, grid, kernels, legality
+from tunekit.q8.layout import layout_of
+from tunekit.rows import Row
+
+KERNEL = kernels.q8q8.kernel
+ARCHES = ("x86_64", "aarch64")
+
+INTRODUCTION = """\
+<!-- Written by docs/rows.py from the grid; do not edit. -->
+# Every row of q8q8
+
+One table a leg, in order of the legs. All rows give the same bits as the oracle: exact int32 sums in each block of 32,
+then `f = fma(float(sum), ws * xs, f)`, blocks ascending. So "exact" is not repeated below; what differs is what a leg
+asks of its operands.
+
+- **layout**: rows in a group (`mr`), neighbouring k of a row side by side (`kgroup`), `bias128` where bytes are stored
+  as `w ^ 0x80`, and after the `+` the form of the prepared activations.
+- **tile**: tokens that one call covers at most, and blocks per iteration; **gemv**: blocks per iteration.
+- **products**: how often the leg's multiply stands in the widest tile function, in the GEMV, and in the MXFP4 GEMV.
+  `python -m tunekit verify --emission` compiles every row with every compiler that is there and counts: products,
+  signs, folds and conversions are exact, and what must not be there is 0.
+- **gates**: how many counts one object of the row must meet.
+
+How a row is executed in the proofs follows from what it is compiled for:
+"""
+
+EXECUTED = (
+    # What the features must hold, and how such an object is run.
+    (
+        {"amx-tile"},
+        "natively where the CPU has AMX; elsewhere tile and configuration by trap and emulate, and the 512-bit GEMV "
+        "companions only where the CPU has AVX512-VNNI",
+    ),
+    ({"avx512f"}, "natively, where the CPU has it; unproven elsewhere"),
+    ({"avxvnniint8"}, "natively where the CPU has it, elsewhere by trap and emulate"),
+    ({"avxvnni"}, "natively where the CPU has it, elsewhere by trap and emulate"),
+    ({"avx2"}, "natively"),
+    ({"i8mm"}, "natively on AArch64, elsewhere under qemu-aarch64 (`-cpu max`), inside a whole CPython"),
+    ({"dotprod"}, "natively on AArch64, elsewhere under qemu-aarch64 (`-cpu max`), inside a whole CPython"),
+)
+
+CONTRACTS = {
+    "maddubs": "`|w|` times `sign(w)*x`: any w; activations in [-127, 127]. A pair sums to at most 32512: no "
+    "saturation.",
+    "madd16": "int16 by int16: any w and any x. No saturation.",
+    "vpdpbusd": "Unbiased: `|w|` times `sign(w)*x`, activations in [-127, 127]. Biased: `w + 128` unsigned, any x; "
+    "sums begin at -128 times the block's sum. 32-bit sums: no saturation.",
+    "vpdpbssd": "Signed by signed: any w and any x. No saturation.",
+    "amx_int8": "Tiles of signed by signed (biased: by unsigned) bytes: any w; the GEMV companions are vpdpbusd's, "
+    "with its precondition where unbiased. No saturation.",
+    "sdot": "Signed by signed: any w and any x. No saturation.",
+    "smmla": "Signed by signed, 2x2 patches: any w and any x; the GEMV is sdot on the same plane. No saturation.",
+}
+
+
+def executed(features: tuple[str, ...]) -> str:
+    """How an object that is compiled for these features is run in the proofs."""
+    have = implied(features)
+    return next(text for needs, text in EXECUTED if needs <= have)
+
+
+def refusal(row: Row) -> str | None:
+    """Why no architecture has the row, or None."""
+    reasons = [KERNEL.refuses(row, arch) for arch in ARCHES]
+    leg = grid.leg_of(row)
+    if None in reasons:
+        return None
+    return next((r for a, r in zip(ARCHES, reasons, strict=True) if leg is not None and a == leg.arch), reasons[0])
+
+
+def gates(row: Row, features: tuple[str, ...]) -> int:
+    """Counts that one object of the row must meet, apart from those that every object must."""
+    symbols = {name: KERNEL.symbol(name, row.suffix) for name, _ in KERNEL.functions}
+    return len(emission.expected(Unit(row, emission.leg(row).arch, features, symbols)))
+
+
+def products(row: Row) -> str:
+    """Multiplies in the widest tile function, the GEMV and the MXFP4 GEMV."""
+    if emission.leg(row).dot == "amx_int8":
+        side = grid.number(row, "nrsplit")
+        tile = side * side * (2 if grid.number(row, "pipe") else 1)
+    else:
+        tile = emission.tile_dots(row, emission.tile_widths(row)[-1])
+    return f"{tile} / {emission.gemv_dots(row)} / {emission.mx4_dots(row)}"
+
+
+def line(row: Row) -> str:
+    """The table line of a row that is emitted."""
+    layout = layout_of(row)
+    cells = [
+        f"`{row.suffix}`",
+        f"`{layout.id}`",
+        f"{grid.tokstep(row)} tokens, {grid.number(row, 'kstep')}",
+        str(grid.number(row, "gkstep")),
+        f"`{row.requires}`" if row.requires else "",
+        products(row),
+        str(gates(row, grid.targets(row)[0])),
+        "; ".join(
+            note
+            for note in (
+                "in the fallback chain" if row.suffix in KERNEL.fallback else "",
+                "over the register budget" if legality.advice(row) else "",
+            )
+            if note
+        ),
+    ]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    parts += [f"- with `{', '.join(sorted(needs))}`: {text}." for needs, text in EXECUTED]
+    for leg in grid.LEGS:
+        rows = [row for row in grid.ROWS if grid.leg_of(row) == leg and refusal(row) is None]
+        if not rows:
+            continue
+        compiled = "; or ".join(f"`{','.join(features)}`" for features in leg.needs)
+        parts += [
+            f"\n## {leg.dot}, {leg.width} bits, {leg.arch}\n",
+            f"{CONTRACTS[leg.dot]}\n",
+            f"Compiled for {compiled}.\n",
+            "| row | layout | tile | gemv | requires | products | gates | |",
+            "|---|---|---|---|---|---|---|---|",
+            *(line(row) for row in rows),
+        ]
+    parts += [
+        "\n## Rows that decline\n",
+        "Kept in the grid to hold the decline rail to its word: such a row behaves as the reference does.\n",
+        "| row | reason |",
+        "|---|---|",
+        *(f"| `{row.suffix}` | {reason} |" for row in grid.ROWS if (reason := refusal(row)) is not None),
+        "\n## The reference\n",
+        "Portable C at the architecture's baseline, on the plane of one row a group: the matrix row by row. Executed "
+        "natively everywhere; its objects must hold no instruction beyond the baseline.",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_suffix(".md").write_text(page(), encoding="utf-8")

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a compiler must make of a row: counts of instructions, computed from the row's own arguments.
+
+A block of the plane is multiplied once per k-group, row vector and token, and stands in a function once per place
+in its main iteration and once per link of the chain that takes the remainder: ``2 * kstep - 1`` times. Only what
+every compiler must do alike is counted exactly: multiplies, sign operations, conversions, fused multiply-adds, and
+what must not be there. Totals are a compiler's own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tunekit.measure.fixtures import SPILLS, Count, Unit
+from tunekit.q8 import legality
+from tunekit.q8.grid import BLOCK, Leg, leg_of, number
+from tunekit.rows import Row
+
+
+@dataclass(frozen=True)
+class Words:
+    """The instructions of a leg.
+
+    Attributes:
+        dots: each stands once per k-group, row vector and token.
+        per_dot: as ``dots``: sign operations on activations.
+        per_weight: each stands once per k-group and row vector, however many tokens there are.
+    """
+
+    dots: tuple[str, ...]
+    per_dot: tuple[str, ...] = ()
+    per_weight: tuple[str, ...] = ()
+
+
+# (dot, width, bias) to the instructions of tile and GEMV. A biased plane needs no signs: that is its whole purpose.
+# fmt: off
+WORDS: dict[tuple[str, int, int], Words] = {
+    ("maddubs",  256,   0): Words(("vpmaddubsw", "vpmaddwd"), ("vpsignb",), ("vpabsb",)),
+    ("madd16",   256,   0): Words(("vpmaddwd",),              (),           ("vpmovsxbw",)),
+    ("vpdpbusd", 256,   0): Words(("vpdpbusd",),              ("vpsignb",), ("vpabsb",)),
+    ("vpdpbusd", 256, 128): Words(("vpdpbusd",)),
+    ("vpdpbssd", 256,   0): Words(("vpdpbssd",)),
+    ("maddubs",  512,   0): Words(("vpmaddubsw", "vpmaddwd"), ("vpsubb",),  ("vpabsb", "vpmovb2m")),
+    ("vpdpbusd", 512,   0): Words(("vpdpbusd",),              ("vpsubb",),  ("vpabsb", "vpmovb2m")),
+    ("vpdpbusd", 512, 128): Words(("vpdpbusd",)),
+    ("sdot",     128,   0): Words(("sdot",)),
+    ("smmla",    128,   0): Words(("smmla",)),  # the tile; its GEMV is made of sdot
+    ("amx_int8", 512,   0): Words(("vpdpbusd",),              ("vpsubb",),  ("vpabsb", "vpmovb2m")),  # the GEMV
+    ("amx_int8", 512, 128): Words(("vpdpbusd",)),  # the GEMV; the tile is counted by itself
+}
+
+DOTS = (
+    "vpmaddubsw", "vpmaddwd", "vpdpbusd", "vpdpbusds", "vpdpbssd", "vpdpbsud", "vpdpbuud", "vpdpwssd", "tdp*",
+    "sdot", "udot", "usdot", "sudot", "smmla", "ummla", "usmmla",
+)
+"""Every instruction that some leg multiplies with: those of the other legs must be absent."""
+
+SIGNS = ("vpsign*", "vpabs*", "vpmovb2m", "vpsubb", "abs", "sqabs", "sqneg")
+# fmt: on
+CALLS = "call* bl blr"
+_AVX512 = r"%zmm|%k[0-7]|%[xy]mm(1[6-9]|2\d|3[01])"
+_REGISTERS = {128: r"\bv\d+\.4s", 256: "%ymm", 512: "%zmm"}
+
+
+def leg(row: Row) -> Leg:
+    """The row's leg. Raises ValueError where it has none."""
+    found = leg_of(row)
+    if found is None:
+        raise ValueError(f"row {row.suffix} has no leg")
+    return found
+
+
+def vectors(row: Row) -> int:
+    """Row vectors of a group."""
+    return number(row, "mr") // leg(row).lanes
+
+
+def tile_widths(row: Row) -> range:
+    """Tokens that the row's tile functions serve: each width has a function of its own."""
+    return range(1, (number(row, "nr") or number(row, "nrsplit")) + 1)
+
+
+def instances(step: int) -> int:
+    """How often a block stands in a function that takes ``step`` blocks an iteration and the rest one by one."""
+    return 2 * step - 1
+
+
+def block_dots(row: Row, tokens: int) -> int:
+    """Multiplies of one kind that a tile does for one block.
+
+    An smmla multiplies two rows by two tokens over a k-group of 8; a single last token is a pair with itself.
+    """
+    if leg(row).dot == "smmla":
+        return BLOCK // 8 * (number(row, "mr") // 2) * (-(-tokens // 2))
+    return BLOCK // leg(row).kgroup * vectors(row) * tokens
+
+
+def tile_dots(row: Row, tokens: int) -> int:
+    """Multiplies of one kind in the tile function that serves ``tokens`` tokens."""
+    return instances(number(row, "kstep")) * block_dots(row, tokens)
+
+
+def gemv_block_dots(row: Row) -> int:
+    """Multiplies of one kind that the GEMV does for one block; on the smmla plane sdot does, four codes at a time."""
+    return BLOCK // min(leg(row).kgroup, 4) * vectors(row)
+
+
+def gemv_dots(row: Row) -> int:
+    """Multiplies of one kind in the GEMV."""
+    return instances(number(row, "gkstep")) * gemv_block_dots(row)
+
+
+def mx4_codes(row: Row) -> int:
+    """Vectors of codes in a block of the MXFP4 plane, looked up. The smmla plane's hold two rows by eight k."""
+    return BLOCK * number(row, "mr") // (leg(row).width // 8)
+
+
+def mx4_dots(row: Row) -> int:
+    """Multiplies in the MXFP4 GEMV: one a vector of codes, and what the offset of unsigned factors adds.
+
+    That is multiplied out by itself, where no block sum corrects it.
+    """
+    offset = leg(row).dot in ("maddubs", "vpdpbusd", "amx_int8") and not number(row, "bias")
+    return mx4_codes(row) + (BLOCK // leg(row).kgroup if offset else 0)
+
+
+def spill_bound(row: Row) -> int:
+    """Spilled vectors that a tile's loops may hold: few where registers suffice, and not without bound elsewhere.
+
+    In proportion to the multiplies of the main iteration; measured with gcc 12 and clang 19.
+    """
+    whole = number(row, "kstep") * block_dots(row, tile_widths(row)[-1])
+    return whole // (8 if legality.advice(row) is None else 2)
+
+
+def _blocks(function: str, names: str, each: int, step: int, having: str = "", what: str = "") -> list[Count]:
+    """``each`` of an instruction for every block: exact in the main loop, and in the whole function.
+
+    clang may take the chain of remainders twice, once for fewer blocks than an iteration has: whole blocks more.
+    """
+    total = instances(step) * each
+    most = total + (step - 1) * each
+    return [
+        Count.exactly(function, names, step * each, having, what, looped=True),
+        Count(function, names, total, most, having, what, max(each, 1)),
+    ]
+
+
+def _product(unit: Unit, function: str, words: Words, each: int, tokens: int, step: int) -> list[Count]:
+    """The gates that a tile function and the GEMV share: ``each`` products a block, for ``tokens`` tokens."""
+    row: Row = unit.row
+    width, arm = leg(row).width, leg(row).arch == "aarch64"
+    folds = vectors(row) * tokens
+    own = (*words.dots, *words.per_dot, *words.per_weight)
+    exactly = Count.exactly
+    counts: list[Count] = []
+    for name in words.dots:
+        counts += _blocks(function, name, each, step, "", f"{name}, each product")
+        counts += _blocks(function, name, each, step, _REGISTERS[width], f"{name} on {width} bits")
+    for name in words.per_dot:
+        if width == 512 and vectors(row) > 1:
+            # Masked negations; a compiler may negate an activation once, and choose by mask for each row vector.
+            least = instances(step) * each // vectors(row)
+            counts.append(Count(function, name, least, None, what=f"{name}, each splat"))
+        else:
+            counts += _blocks(function, name, each, step, "", f"{name}, each product")
+    for name in words.per_weight:
+        counts += _blocks(function, name, each // tokens, step, "", f"{name}, each weight vector")
+    counts += _blocks(function, "fmla" if arm else "vfmadd*ps", folds, step, "", "fused multiply-adds of the fold")
+    counts += _blocks(function, "scvtf ucvtf fcvt*" if arm else "*cvt*", folds, step, "", "conversions")
+    counts += [
+        exactly(function, " ".join(w for w in DOTS if w not in own), 0, what="other legs' products"),
+        exactly(function, CALLS, 0, what="calls"),
+    ]
+    if not words.per_dot:
+        counts.append(exactly(function, " ".join(SIGNS), 0, what="sign operations"))
+    if "avxvnni" in unit.features:
+        counts.append(exactly(function, "vpdpbusd", 0, r"^(?!\{vex\})", "EVEX encoding"))
+    elif "vpdpbusd" in words.dots:
+        counts.append(exactly(function, "vpdpbusd", 0, r"\{vex\}", "VEX encoding"))
+    return counts
+
+
+def _tiles(unit: Unit) -> list[Count]:
+    """The gates of the row's tile functions."""
+    row: Row = unit.row
+    words = WORDS[leg(row).dot, leg(row).width, number(row, "bias")]
+    counts: list[Count] = []
+    for tokens in tile_widths(row):
+        function = f"{unit.symbols['q8q8']}_nt{tokens}"
+        counts += _product(unit, function, words, block_dots(row, tokens), tokens, number(row, "kstep"))
+        counts.append(Count(function, SPILLS, 0, spill_bound(row)))
+    return counts
+
+
+def _matrix_tiles(unit: Unit) -> list[Count]:
+    """The gates of a row of matrix tiles: one function for each number of token tiles and of groups.
+
+    A piped row multiplies once before the loop and once in it. Tiles leave for memory once a block and come from it
+    never; the configuration is the entry's, or with latch its own companion's, and never a tile function's. clang
+    copies the block of a small tile for counts of tokens that it tells apart: whole blocks more.
+    """
+    row: Row = unit.row
+    tile = unit.symbols["q8q8"]
+    side = range(1, number(row, "nrsplit") + 1)
+    times = 2 if number(row, "pipe") else 1
+    product, other = ("tdpbsud", "tdpbssd") if number(row, "bias") else ("tdpbssd", "tdpbsud")
+    counts: list[Count] = []
+    for tokens in side:
+        for groups in side:
+            function, block = f"{tile}_{tokens}x{groups}", tokens * groups
+            loads = tokens + groups
+            counts += [
+                Count(function, name, times * each, times * each if block == 4 else None, what=name, step=each)
+                for name, each in (
+                    (product, block), ("tilezero", block), ("tilestored", block), ("tileloadd", loads),
+                )
+            ]  # fmt: skip
+            counts += [
+                Count.exactly(function, f"{other} tdpbusd tdpbuud vpdp* vpmadd*", 0, what="other legs' products"),
+                Count.exactly(function, "ldtilecfg sttilecfg tilerelease", 0, what="tile configuration"),
+                Count.exactly(function, " ".join(SIGNS), 0, what="sign operations"),
+                Count.exactly(function, "*", 0, _AVX512, "AVX-512 in the narrow part"),
+                Count(function, "vcvtdq2ps", 1, None, what="conversions of the fold"),
+                Count(function, "vpaddd", 1 if number(row, "bias") else 0, None, "%ymm", "block sums added"),
+            ]
+    configured = 0 if number(row, "latch") else 1
+    counts += [
+        Count.exactly(tile, "ldtilecfg", configured),
+        Count.exactly(tile, "tilerelease", configured),
+    ]
+    if "q8q8_amx_cfg" in unit.symbols:
+        counts += [
+            Count.exactly(unit.symbols["q8q8_amx_cfg"], "ldtilecfg", 1 - configured),
+            Count.exactly(unit.symbols["q8q8_amx_cfg"], "tilerelease", 0),
+        ]
+    return counts
+
+
+def _mx4(unit: Unit) -> list[Count]:
+    """The MXFP4 GEMV and the expansion: each nibble vector is looked up twice; looked up, codes need no signs."""
+    row: Row = unit.row
+    gemv, expand = unit.symbols["q8q8_mx4_gemv"], unit.symbols["q8q8_mx4_expand"]
+    arm, dot, width = leg(row).arch == "aarch64", leg(row).dot, leg(row).width
+    codes = mx4_codes(row)
+    product = {"smmla": "sdot", "amx_int8": "vpdpbusd", "madd16": "vpmaddubsw", "maddubs": "vpmaddubsw"}.get(dot, dot)
+    own = (product, "vpmaddwd") if dot in ("maddubs", "madd16") else (product,)
+    # madd16 brings pairs of int16 codes to bytes, one shuffle for each half of a k-group (of two, for eight rows), and
+    # takes two more to spread what the offset adds, or does it otherwise.
+    lookups = codes + (0 if dot != "madd16" else 8 if number(row, "mr") == 8 else 16)
+    exactly = Count.exactly
+    counts = [
+        Count(gemv, "tbl" if arm else "vpshufb", lookups, lookups + (2 if dot == "madd16" else 0), what="look-ups"),
+        exactly(gemv, product, mx4_dots(row), what=f"{product}, each product"),
+        exactly(gemv, product, mx4_dots(row), _REGISTERS[width], f"{product} on {width} bits"),
+        exactly(gemv, " ".join(w for w in DOTS if w not in own), 0, what="other legs' products"),
+        exactly(gemv, "fmla" if arm else "vfmadd*ps", vectors(row), what="fused multiply-adds of the fold"),
+        exactly(gemv, "scvtf ucvtf fcvt*" if arm else "*cvt*", vectors(row), what="conversions"),
+        exactly(gemv, " ".join(SIGNS), 0, what="sign operations"),
+        exactly(gemv, CALLS, 0, what="calls"),
+        Count(gemv, SPILLS, 0, codes // 2),
+        exactly(expand, " ".join(DOTS), 0, what="products"),
+        exactly(expand, "scvtf ucvtf fcvt*" if arm else "*cvt*", 0, what="conversions"),
+        Count(expand, "tbl" if arm else "vpshufb", 1, None, what="nibble look-ups"),
+    ]
+    if dot == "maddubs":
+        counts.append(exactly(gemv, "vpmaddwd", vectors(row), what="sums widened once a block"))
+    elif dot == "madd16":
+        counts += [
+            exactly(gemv, "vpmaddwd", 2, what="sums of the codes of a block's halves"),
+            exactly(gemv, "vpmovsxwd", 2 * vectors(row), what="sums widened once a block"),
+        ]
+    return counts
+
+
+def expected(unit: Unit) -> list[Count]:
+    """The gates of one object of a row."""
+    row: Row = unit.row
+    gemv = unit.symbols["q8q8_gemv"]
+    words = WORDS[leg(row).dot, leg(row).width, number(row, "bias")]
+    counts = _matrix_tiles(unit) if leg(row).dot == "amx_int8" else _tiles(unit)
+    if leg(row).dot == "smmla":
+        words = Words(("sdot",))
+        # Even and odd k-groups of 4 are told apart while they are loaded, or after.
+        counts += _blocks(gemv, "ld2 ld2 uzp1 uzp2", gemv_block_dots(row), number(row, "gkstep"), "", "de-interleaving")
+    counts += _product(unit, gemv, words, gemv_block_dots(row), 1, number(row, "gkstep"))
+    counts.append(Count(gemv, SPILLS, 0, 0))
+    if "q8q8_mx4_gemv" in unit.symbols:
+        counts += _mx4(unit)
+    return [*counts, *_quantiser(unit.symbols["q8q8_quantize"])]
+
+
+def _quantiser(function: str) -> Sequence[Count]:
+    """Divided, and never multiplied by a reciprocal, which differs in ties; in float32, and never in double."""
+    return [
+        Count.exactly(function, "vrcp* vrsqrt* rcp* frecp* frsqrt*", 0, what="reciprocals"),
+        Count.exactly(function, "vmulps vmulss mulps mulss fmul", 0, what="multiplications"),
+        Count(function, "vdivps divps fdiv", 1, None, what="divisions"),
+        Count.exactly(function, "*cvtps2pd *cvtss2sd *divsd *divpd *mulsd *mulpd", 0, what="double precision"),
+    ]

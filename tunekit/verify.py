@@ -1,0 +1,495 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m tunekit verify``: proof of every row, on machines that lack its instructions too.
+
+*Emission*: every row is compiled for its architecture with the flags that ship, read back with a disassembler, and
+its instructions are counted function by function against what the family's fixtures expect of the row's arguments.
+*Execution*: every row that this machine can run, by itself or by an emulator that is installed, runs its gates.
+A row that nothing here can run is called unproven, never passed over in silence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunekit import dispatch, paths
+from tunekit.console import table
+from tunekit.cpu import this_cpu, this_features
+from tunekit.errors import ToolchainError, TunekitError
+from tunekit.kernel import Kernel
+from tunekit.measure import gate
+from tunekit.measure.fixtures import SPILLS, BoundRow, Count, EmissionFixtures, Fixtures, GateCase, Regime, Unit
+from tunekit.rows import REFERENCE
+from tunekit.tuner import House, fixtures_of
+
+Progress = Callable[[int, int, str], None]
+
+
+# --- emission --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One count and what was found."""
+
+    function: str
+    what: str
+    expected: str
+    found: int
+    passed: bool
+
+
+@dataclass
+class Proof:
+    """One object of a row, of one compiler.
+
+    Attributes:
+        kernel, row: which.
+        arch, features: what it was compiled for.
+        compiler, disassembler: the first lines of their ``--version``.
+        problem: why there is no object, or none that could be read; then there are no gates.
+        gates: the counts.
+        spills: vector loads and stores on the stack inside innermost loops, of the whole object.
+        totals: instructions by function: recorded, never judged.
+        functions: the functions as they were read back.
+    """
+
+    kernel: str
+    row: str
+    arch: str
+    features: tuple[str, ...]
+    compiler: str
+    disassembler: str = ""
+    problem: str = ""
+    gates: list[Gate] = field(default_factory=list)
+    spills: int = 0
+    totals: dict[str, int] = field(default_factory=dict)
+    functions: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def failed(self) -> list[Gate]:
+        return [gate for gate in self.gates if not gate.passed]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "kernel": self.kernel,
+            "row": self.row,
+            "arch": self.arch,
+            "features": list(self.features),
+            "compiler": self.compiler,
+            "disassembler": self.disassembler,
+            "problem": self.problem,
+            "gates": [vars(gate) for gate in self.gates],
+            "spills": self.spills,
+            "instructions": self.totals,
+        }
+
+
+@dataclass
+class Emission:
+    """What the emission proofs found.
+
+    Attributes:
+        proofs: one for each row, alternative and compiler.
+        declined: ``kernel row`` to reason, for rows that no architecture has.
+        missing: compilers that were looked for and are not here.
+    """
+
+    proofs: list[Proof] = field(default_factory=list)
+    declined: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def gates(self) -> int:
+        return sum(len(proof.gates) for proof in self.proofs)
+
+    @property
+    def failed(self) -> int:
+        return sum(len(proof.failed) for proof in self.proofs)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "gates": self.gates,
+            "failed": self.failed,
+            "objects": [proof.as_dict() for proof in self.proofs],
+            "declined": self.declined,
+            "unproven": self.unproven(),
+            "missing": self.missing,
+        }
+
+    def unproven(self) -> dict[str, str]:
+        """Objects that no compiler here could make, with the first compiler's reason."""
+        made = {(p.kernel, p.row, p.features) for p in self.proofs if not p.problem}
+        found: dict[str, str] = {}
+        for proof in self.proofs:
+            if (proof.kernel, proof.row, proof.features) not in made:
+                found.setdefault(f"{proof.kernel} {proof.row} [{','.join(proof.features)}]", proof.problem)
+        return found
+
+
+# A pattern that must not stand in an object that was compiled without any of these features. `having` is matched
+# against the whole text. Encodings count: {vex} vpdpbusd is AVX-VNNI, the other one AVX512-VNNI.
+_FOREIGN: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
+    "x86_64": (
+        ("*", r"%zmm", ("avx512f",)),
+        ("*", r"%k[0-7]|\{1to\d+\}", ("avx512f",)),
+        # Scalars and moves reach registers 16 to 31 with AVX512F alone, and so does what has a 512-bit operand.
+        ("*", r"^(?!.*%zmm)(?!\S*s[sd] |vmov[dq] ).*%[xy]mm(1[6-9]|2\d|3[01])", ("avx512vl",)),
+        ("v*", r"%ymm", ("avx",)),
+        ("v*", r"%xmm", ("avx",)),
+        ("vfmadd* vfmsub* vfnmadd* vfnmsub*", "", ("fma", "avx512f")),
+        ("vpdpbusd*  vpdpwssd*", r"\{vex\}", ("avxvnni",)),
+        ("vpdpbusd* vpdpwssd*", r"^(?!\{vex\})", ("avx512vnni",)),
+        ("vpdpbss* vpdpbsu* vpdpbuu*", "", ("avxvnniint8",)),
+        ("tdp* tile* ldtilecfg sttilecfg", "", ("amx-tile",)),
+        ("vcvtph2ps vcvtps2ph", "", ("f16c", "avx512f")),
+        ("mulx rorx sarx shlx shrx bzhi pdep pext", "", ("bmi2",)),
+        ("andn bextr blsi blsmsk blsr", "", ("bmi1",)),
+        ("pshufb pabs* psign* pmaddubsw phadd* palignr", "", ("ssse3", "avx")),
+        ("pmovsx* pmovzx* pmulld pinsrb pinsrd pextrb pextrd round* pmaxsd pminsd", "", ("sse4.1", "avx")),
+    ),
+    "aarch64": (
+        ("sdot udot", "", ("dotprod",)),
+        ("smmla ummla usmmla usdot sudot", "", ("i8mm",)),
+        ("*", r"(^|[ {,])z\d+\.", ("sve",)),
+        ("fmlal* fmlsl*", "", ("fhm",)),
+    ),
+}  # fmt: skip
+
+
+def foreign(arch: str, features: frozenset[str]) -> list[Count]:
+    """The gates of any object: nothing that the CPU need not have by what the object was compiled for."""
+    return [
+        Count.exactly("*", names, 0, having, f"{'/'.join(needs)} instructions")
+        for names, having, needs in _FOREIGN.get(arch, ())
+        if not features.intersection(needs)
+    ]
+
+
+def judge(counts: Sequence[Count], functions: dict[str, Any]) -> list[Gate]:
+    """Compare counts with the functions of an object; a function that is not there has failed."""
+    gates = []
+    for count in counts:
+        what = (count.what or count.instructions) + (", in the loop" if count.looped else "")
+        if count.function != "*" and count.function not in functions:
+            gates.append(Gate(count.function, f"{what}: no such function", count.expected, -1, False))
+            continue
+        chosen = functions.values() if count.function == "*" else [functions[count.function]]
+        found = 0
+        for function in chosen:
+            if count.instructions == SPILLS:
+                found += function.spills()
+            elif count.looped:
+                found += max((loop.count(count.instructions, count.having) for loop in function.hot), default=0)
+            else:
+                found += function.count(count.instructions, count.having)
+        gates.append(Gate(count.function, what, count.expected, found, count.allows(found)))
+    return gates
+
+
+def emission(
+    kernels: Sequence[Kernel],
+    rows: Sequence[str] = (),
+    compilers: Sequence[str] = ("gcc", "clang"),
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Emission:
+    """Compile rows, read them back and count.
+
+    Args:
+        kernels: whose rows.
+        rows: suffixes, or none for all.
+        compilers: names of programs; for another architecture than this machine's the cross compiler of that kind.
+        folder: where objects are kept by content; None: the user's cache.
+        progress: told what was compiled.
+
+    Raises:
+        ToolchainError: there is no compiler or no disassembler at all.
+    """
+    from tunekit.build_tools.cross import find_toolchains, host
+    from tunekit.build_tools.disassembly import disassemble, find_disassemblers
+    from tunekit.build_tools.objects import compile_jobs
+    from tunekit.build_tools.plan import plan
+    from tunekit.build_tools.toolchain import Runner
+
+    runner = Runner()
+    found = Emission()
+    toolchains, found.missing = find_toolchains(runner, compilers)
+    if not toolchains:
+        raise ToolchainError(f"nothing can be compiled here: {'; '.join(found.missing)}")
+    where = paths.private_folder(paths.objects_folder()) if folder is None else folder
+    emitted: set[tuple[str, str]] = set()
+    declined: dict[tuple[str, str], list[str]] = {}
+    for toolchain in toolchains:
+        programs = find_disassemblers(runner, toolchain.arch, host())
+        for kernel in kernels:
+            # The portable reference belongs to every architecture; it is judged for what must not be in it.
+            jobs, refused = plan(kernel, toolchain.arch, list(rows) or None, reference=not rows)
+            for suffix, reason in refused.items():
+                declined.setdefault((kernel.key, suffix), []).append(reason)
+            for compiled in compile_jobs(runner, toolchain, jobs, where, progress):
+                job = compiled.job
+                emitted.add((kernel.key, job.suffix))
+                proof = Proof(kernel.key, job.suffix, toolchain.arch, job.features, toolchain.label)
+                found.proofs.append(proof)
+                if compiled.path is None:
+                    proof.problem = compiled.problem or "it was not compiled"
+                    continue
+                try:
+                    functions, proof.disassembler = disassemble(runner, compiled.path, toolchain.arch, programs)
+                except ToolchainError as error:
+                    proof.problem = str(error.args[0])
+                    continue
+                counts = [*expected_of(kernel, job, toolchain.arch), *foreign(toolchain.arch, job.needs)]
+                proof.gates = judge(counts, functions)
+                proof.spills = sum(f.spills() for f in functions.values())
+                proof.functions = functions
+                proof.totals = {name: len(f.instructions) for name, f in functions.items()}
+    found.declined = {
+        f"{key} {suffix}": "; ".join(dict.fromkeys(reasons))
+        for (key, suffix), reasons in declined.items()
+        if (key, suffix) not in emitted
+    }
+    return found
+
+
+def expected_of(kernel: Kernel, job: Any, arch: str) -> list[Count]:
+    """What the family's fixtures expect of an object: nothing of the reference, or of a family that says nothing."""
+    if job.row is None or not kernel.fixtures:
+        return []
+    fixtures = fixtures_of(kernel)
+    if not isinstance(fixtures, EmissionFixtures):
+        return []
+    symbols = {name: kernel.symbol(name, job.suffix, job.alternative) for name, _ in kernel.functions}
+    return list(fixtures.emission(Unit(job.row, arch, job.features, symbols)))
+
+
+def emission_table(found: Emission) -> list[str]:
+    """The proofs, one line for each object; then what failed, what no compiler could make, and what declined."""
+    cells = []
+    for proof in found.proofs:
+        verdict = f"{len(proof.failed)} FAILED" if proof.failed else "not compiled" if proof.problem else "ok"
+        cells.append(
+            [
+                proof.row,
+                ",".join(proof.features) or "baseline",
+                proof.arch,
+                short_label(proof.compiler),
+                str(len(proof.gates) - len(proof.failed)) if proof.gates else "-",
+                verdict,
+                "-" if proof.problem else str(proof.spills),
+            ]
+        )
+    lines = table(["row", "compiled for", "arch", "compiler", "gates", "verdict", "spills in loops"], cells, "llllrlr")
+    for proof in found.proofs:
+        where = f"{proof.row} [{','.join(proof.features)}] by {short_label(proof.compiler)}"
+        lines += [
+            f"FAILED: {where}: {gate.function}: {gate.what}: expected {gate.expected}, "
+            f"found {'no such function' if gate.found < 0 else gate.found}"
+            for gate in proof.failed
+        ]
+        if proof.problem:
+            lines.append(f"not compiled: {where}: {proof.problem}")
+    lines += [f"declined: {name}: {reason}" for name, reason in found.declined.items()]
+    lines += [f"unproven: {name}: {reason}" for name, reason in found.unproven().items()]
+    lines += [f"not here: {what}" for what in found.missing]
+    proofs = [p for p in found.proofs if not p.problem]
+    for label in dict.fromkeys((p.compiler, p.disassembler) for p in proofs):
+        lines.append(f"compiler: {label[0]}, read with {label[1]}")
+    rows = len({(p.kernel, p.row) for p in proofs if p.row != REFERENCE})
+    lines.append(f"{found.gates} gates on {len(proofs)} objects of {rows} rows: {found.failed} failed")
+    return lines
+
+
+def short_label(label: str) -> str:
+    """``gcc 12.2.0`` of a compiler's first line."""
+    words = label.split()
+    version = next((w for w in reversed(words) if w[:1].isdigit()), "")
+    name = next((name for name in ("clang", "gcc") if name in label.lower()), words[0] if words else "?")
+    return f"{name} {version}"
+
+
+# --- execution -------------------------------------------------------------------------------------------
+
+NATIVE = "this CPU"
+
+
+@dataclass
+class Executed:
+    """One object of a row, and whether it was run.
+
+    Attributes:
+        kernel, row: which.
+        arch, features: what it is compiled for.
+        how: what executed it; empty where nothing did.
+        state: ``passed``, ``failed`` or ``unproven``.
+        reason: of the failure, or why nothing here can execute it.
+        seconds: what its gates took.
+    """
+
+    kernel: str
+    row: str
+    arch: str
+    features: tuple[str, ...]
+    how: str = ""
+    state: str = "unproven"
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str, str, tuple[str, ...]]:
+        return self.kernel, self.row, self.arch, self.features
+
+
+class _GatesOnly:
+    """A family's gates without its timed workloads, which are too long for an emulator."""
+
+    def __init__(self, fixtures: Fixtures) -> None:
+        self._fixtures = fixtures
+
+    def gates(self) -> Sequence[GateCase]:
+        return self._fixtures.gates()
+
+    def regimes(self) -> Sequence[Regime]:
+        return ()
+
+
+def _name(suffix: str, features: Sequence[str]) -> str:
+    return f"{suffix} [{','.join(features)}]"
+
+
+def load_objects(module: str, scope: str, name: str) -> tuple[Mapping[str, BoundRow], Fixtures]:
+    """Every object of the grid that this CPU can run, each alternative by itself: what a child loads."""
+    importlib.import_module(module)
+    kernel = next((k for k in dispatch.kernels(scope) if k.name == name), None)
+    if kernel is None:
+        raise TunekitError(f"module {module} declares no kernel {name!r} in scope {scope!r}")
+    rows: dict[str, BoundRow] = {}
+    for loaded in dispatch.loaded_modules(kernel, grid=True):
+        for suffix, objects in loaded.objects(kernel).items():
+            for built in objects:
+                if built.needs <= this_features():
+                    bound = dispatch.BoundRow(kernel, suffix, kernel.row(suffix), "grid", loaded, built)
+                    rows.setdefault(_name(suffix, bound.alternative), bound)
+    return rows, _GatesOnly(House().fixtures(kernel))
+
+
+def _objects(kernel: Kernel, rows: Sequence[str]) -> list[Executed]:
+    """What there is to prove: every alternative of every row for the architecture that has it, and the reference."""
+    found = []
+    if kernel.reference is not None and not rows:
+        found.append(Executed(kernel.key, REFERENCE, this_cpu().arch, ()))
+    for row in kernel.rows:
+        if rows and row.suffix not in rows:
+            continue
+        for arch in ("x86_64", "aarch64"):
+            if kernel.refuses(row, arch) is None:
+                found += [Executed(kernel.key, row.suffix, arch, tuple(f)) for f in kernel.targets(row) or ((),)]
+    return found
+
+
+def execution(
+    kernels: Sequence[Kernel],
+    rows: Sequence[str] = (),
+    also: Sequence[str] = (),
+    in_process: bool = False,
+    progress: Progress | None = None,
+) -> list[Executed]:
+    """Build the grid, and run the gates of every object that can run here.
+
+    Args:
+        kernels: of which families.
+        rows: suffixes, or none for all.
+        also: commands of other Pythons with this package (one for another architecture under an emulator); each
+            proves what it can, and its answers are added.
+        in_process: run gates in this process, where no child can be started. A bad row ends it.
+        progress: told what is compiled and what is checked.
+
+    Raises:
+        ToolchainError: the grid cannot be built.
+    """
+    say = progress or (lambda done, total, what: None)
+    found: list[Executed] = []
+    house = House()
+    units: dict[tuple[str, str], list[Kernel]] = {}
+    for kernel in kernels:
+        units.setdefault((kernel.scope.name, kernel.module), []).append(kernel)
+    for unit in units.values():
+        built = house.build(unit, say)
+        if built.problem:
+            raise ToolchainError(f"the grid cannot be built: {built.problem}")
+    for kernel in kernels:
+        objects = _objects(kernel, rows)
+        found += objects
+        if not kernel.fixtures:
+            for item in objects:
+                item.reason = "the family declares no fixtures=, so there are no gates to run"
+            continue
+        arguments = (kernel.module, kernel.scope.name, kernel.name)
+        here = load_objects(*arguments)[0]
+        names = {_name(item.row, item.features): item for item in objects if item.arch == this_cpu().arch}
+        wanted = [name for name in names if name in here]
+        job = gate.Job("tunekit.verify:load_objects", arguments)
+        ask = gate.gate_rows_here if in_process else gate.gate_rows
+        verdicts = ask(job, wanted, progress=lambda name, case, done, total: say(done, total, f"{name}: {case}"))
+        for name, verdict in verdicts.items():
+            item = names[name]
+            item.how, item.seconds, item.reason = NATIVE, round(verdict.seconds, 3), verdict.reason
+            item.state = "passed" if verdict.state == gate.PASSED else "failed"
+        for item in objects:
+            if not item.how:
+                item.reason = _why_unproven(kernel, item)
+    for command in also:
+        _ask_another(command, kernels, rows, found)
+    return found
+
+
+def _why_unproven(kernel: Kernel, item: Executed) -> str:
+    cpu = this_cpu()
+    if item.arch != cpu.arch:
+        return f"code of {item.arch}, and this is {cpu.arch}"
+    missing = [f for f in item.features if f not in this_features()]
+    if missing:
+        return f"this CPU lacks {', '.join(missing)}"
+    return dispatch.why_not(kernel).get(item.row) or "it was not built"
+
+
+def _ask_another(command: str, kernels: Sequence[Kernel], rows: Sequence[str], found: list[Executed]) -> None:
+    """Let another Python prove what it can; its verdicts replace ours where it could run what we could not."""
+    words = [*shlex.split(command), "-m", "tunekit", "verify", "--execution", "--in-process", "--json"]
+    words += [word for kernel in kernels for word in ("--kernel", kernel.key)]
+    words += [word for row in rows for word in ("--row", row)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        answers = json.loads(done.stdout)["execution"]["objects"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = done.stderr.strip()[-300:] if not isinstance(error, OSError) else str(error)
+        raise TunekitError(f"{command!r} gave no verdicts: {said or error}") from error
+    known = {item.key: item for item in found}
+    for answer in answers:
+        theirs = Executed(**{**answer, "features": tuple(answer["features"])})
+        ours = known.get(theirs.key)
+        if theirs.how:
+            theirs.how = command
+            if ours is None:
+                found.append(theirs)
+            elif ours.state == "unproven" or theirs.state == "failed":
+                vars(ours).update(vars(theirs))
+
+
+def execution_table(found: Sequence[Executed]) -> list[str]:
+    """The rows and what ran them."""
+    cells = []
+    for x in found:
+        seconds = f"{x.seconds:.1f}" if x.how else "-"
+        cells.append([x.row, ",".join(x.features) or "baseline", x.arch, x.how or "-", x.state, seconds, x.reason])
+    lines = table(["row", "compiled for", "arch", "executed by", "verdict", "s", "why"], cells, "lllllr")
+    count = {state: sum(x.state == state for x in found) for state in ("passed", "failed", "unproven")}
+    lines.append(", ".join(f"{number} {state}" for state, number in count.items()))
+    return lines
