@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from tunekit.errors import ManifestError
 from tunekit.kernel import Kernel, Scope
 from tunekit.measure.fixtures import Fixtures, GateCase, Regime
 from tunekit.measure.gate import Job
+from tunekit.measure.race import Deadline
 from tunekit.rows import Row
 from tunekit.tuner import Built, House
 
@@ -116,6 +119,9 @@ class FakeHouse(House):
         self.events: list[str] = []
         self.refusal: str | None = None
         self.built = Built("cc 1.0", 3, 4)
+        self.unwritable = ""
+        self.turn = True
+        self.missing: set[str] = set()
 
     def add(
         self,
@@ -143,6 +149,17 @@ class FakeHouse(House):
 
     def refuse_to_write(self) -> str | None:
         return self.refusal
+
+    def can_write(self, scope: str) -> None:
+        if self.unwritable:
+            raise ManifestError(self.unwritable)
+
+    @contextlib.contextmanager
+    def alone(self, deadline: Deadline, tell: Callable[[str], None]) -> Iterator[bool]:
+        yield self.turn
+
+    def unbuilt(self, kernel: Kernel, suffix: str) -> bool:
+        return suffix in self.missing
 
     def build(self, kernels: Sequence[Kernel], progress: Callable[[int, int, str], None]) -> Built:
         self.events.append("build")

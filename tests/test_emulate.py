@@ -293,7 +293,7 @@ def test_the_rest_of_the_machine_is_left_alone(stubs: Any, trap: emulate.Trap) -
 # --- AMX --------------------------------------------------------------------------------------------------
 
 Shapes = dict[int, tuple[int, int]]
-FULL: Shapes = {t: (16, 64) for t in range(8)}
+FULL: Shapes = dict.fromkeys(range(8), (16, 64))
 
 
 def configuration(shapes: Shapes, palette: int = 1) -> NDArray[np.uint8]:

@@ -16,7 +16,7 @@ from tunekit.errors import TemplateError, ToolchainError
 from tunekit.q8 import grid, kernels
 from tunekit.rows import Row
 
-pytestmark = pytest.mark.build
+pytestmark = [pytest.mark.build, pytest.mark.slow]
 
 KERNEL = kernels.q8q8.kernel
 COMPILERS = [name for name in ("gcc", "clang", "clang-19", "gcc-13", "gcc-14") if shutil.which(name)]

@@ -25,7 +25,7 @@ from tunekit.q8 import fixtures, grid, kernels, legality
 from tunekit.rows import Row
 from tunekit.signature import check_call
 
-pytestmark = pytest.mark.build
+pytestmark = [pytest.mark.build, pytest.mark.slow]
 
 KERNEL = kernels.q8q8.kernel
 

@@ -3,7 +3,8 @@
 
 Results go to stdout, progress and notes to stderr. Progress is one line that is rewritten in place, and exists
 only where a person can see it: stderr is a terminal and nobody asked for quiet. Colour follows ``NO_COLOR`` and
-``TERM=dumb``. A reader that goes away (``| head -1``) ends the output, not the work.
+``TERM=dumb``. A reader that goes away (``| head -1``) ends the output, not the work; neither does a full disk, but
+there somebody meant to keep what was written, so :attr:`Console.lost` says that it was not.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class Console:
         self._live = not quiet and self._err is not None and _is_terminal(self._err, where)
         self._colour = not where.get("NO_COLOR") and self._out is not None and _is_terminal(self._out, where)
         self._shown = False
+        self.lost: str | None = None
+        """Why a part of the results could not be written, or None. A reader that went away wanted no more."""
 
     def style(self, text: str, name: str) -> str:
         """Text in a style of ``bold dim red green yellow``, or as it is where colour is off."""
@@ -92,7 +95,8 @@ class Console:
     def say(self, text: str = "") -> None:
         """One line of result, on stdout."""
         self.clear()
-        self._out = self._write(self._out, text + "\n")
+        self._out, lost = self._write(self._out, text + "\n")
+        self.lost = self.lost or lost
 
     def document(self, value: Any) -> None:
         """The result as one JSON document, on stdout."""
@@ -106,27 +110,27 @@ class Console:
     def complain(self, text: str) -> None:
         """One line that must be seen, on stderr, quiet or not."""
         self.clear()
-        self._err = self._write(self._err, text + "\n")
+        self._err, _ = self._write(self._err, text + "\n")
 
     def progress(self, text: str) -> None:
         """Rewrite the progress line; nothing happens where stderr is not a terminal."""
         if not self._live:
             return
         width = max(20, shutil.get_terminal_size().columns - 1)
-        self._err = self._write(self._err, _CLEAR + plain(text)[:width])
+        self._err, _ = self._write(self._err, _CLEAR + plain(text)[:width])
         self._shown = True
 
     def clear(self) -> None:
         """Take the progress line away, so that the next line starts in the first column."""
         if self._shown:
             self._shown = False
-            self._err = self._write(self._err, _CLEAR)
+            self._err, _ = self._write(self._err, _CLEAR)
 
     @staticmethod
-    def _write(stream: TextIO | None, text: str) -> TextIO | None:
-        """Write and flush; the stream, or None once its reader is gone."""
+    def _write(stream: TextIO | None, text: str) -> tuple[TextIO | None, str | None]:
+        """Write and flush; the stream, or None once it is of no more use, and what went wrong (no reader is not)."""
         if stream is None:
-            return None
+            return None, None
         try:
             try:
                 stream.write(text)
@@ -136,8 +140,11 @@ class Console:
             stream.flush()
         except (BrokenPipeError, ValueError):  # ValueError: somebody closed it
             _discard(stream)
-            return None
-        return stream
+            return None, None
+        except OSError as error:
+            _discard(stream)
+            return None, error.strerror or str(error)
+        return stream, None
 
 
 def _discard(stream: TextIO) -> None:

@@ -3,7 +3,7 @@
 
 Every installed family is tuned unless ``--scope`` or ``--kernel`` says otherwise. The result goes to stdout (one
 table a kernel, or one JSON document with ``--json``), progress to stderr. Exit status: 0 done, 1 a reference or a
-fallback failed a check, 2 usage, 3 no entry could be written, 130 interrupted.
+fallback failed a check or stdout could not be written, 2 usage, 3 no entry could be written, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -167,7 +167,11 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP as Ctrl-C; a repeat is ignored while the first is being obeyed, for two seconds."""
+    """SIGTERM and SIGHUP as Ctrl-C; a repeat is ignored while the first is being obeyed, for two seconds.
+
+    Once one came, all stay ignored to the end of the process: it is about to exit with 130, and with the old handlers
+    back in place a repeat would make a death by signal of that.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -191,7 +195,7 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         for number, old in before.items():
-            signal.signal(number, old if old is not None else signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN if first else old if old is not None else signal.SIG_DFL)
 
 
 def run(
@@ -202,6 +206,10 @@ def run(
 ) -> int:
     """Run with parsed arguments; the exit status. The rest is for tests: see :func:`tunekit.tuner.tune`."""
     talk = console or Console(quiet=arguments.quiet or arguments.json)
+    return _guarded(lambda: _run(arguments, talk, house, clock))
+
+
+def _run(arguments: argparse.Namespace, talk: Console, house: House | None, clock: Callable[[], float]) -> int:
     options = Options(
         tuple(arguments.kernel),
         arguments.time_limit,
@@ -211,8 +219,32 @@ def run(
         arguments.seed,
         gate.Limits(row=arguments.row_timeout),
     )
-    with interruptible():
-        return _obey(arguments, options, talk, house, clock)
+    return _obey(arguments, options, talk, house, clock)
+
+
+def _guarded(work: Callable[[], int]) -> int:
+    """Run with the signals in hand, also in the moments before and after the work itself."""
+    _fill_closed_streams()
+    try:
+        with interruptible():
+            return work()
+    except KeyboardInterrupt as error:
+        _interrupted(Console(), error)
+        return INTERRUPTED
+
+
+def _interrupted(talk: Console, error: KeyboardInterrupt) -> None:
+    by = f" by {error}" if str(error) else ""
+    talk.complain(f"tunekit: interrupted{by}; scopes that were not finished keep their manifests")
+
+
+def _fill_closed_streams() -> None:
+    """Put the null device where a standard stream was closed: a pipe to a child must not get its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
 
 
 def _obey(
@@ -230,10 +262,12 @@ def _obey(
         else:
             for result in results:
                 show(result, talk, arguments.quiet)
+        if talk.lost is not None:
+            talk.complain(f"tunekit: the result could not be written to standard output: {talk.lost}")
+            return FAILED
         return status
     except KeyboardInterrupt as error:
-        by = f" by {error}" if str(error) else ""
-        talk.complain(f"tunekit: interrupted{by}; scopes that were not finished keep their manifests")
+        _interrupted(talk, error)
         return INTERRUPTED
     except (GateError, ManifestError) as error:
         talk.complain(f"tunekit: {error}")
@@ -245,13 +279,18 @@ def _obey(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
+    return _guarded(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tunekit.retune",
         allow_abbrev=False,
         description="Build, check and time every row on this box, and keep the winners.",
     )
     add_arguments(parser)
-    return run(parser.parse_args(argv))
+    arguments = parser.parse_args(argv)
+    return _run(arguments, Console(quiet=arguments.quiet or arguments.json), None, time.perf_counter)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ import datetime
 import hashlib
 import importlib
 import json
+import platform
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -22,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from tunekit.console import Console
-from tunekit.errors import ManifestError, PolicyError, ToolchainError, TunekitError
+from tunekit.errors import ManifestError, PolicyError, TemplateError, ToolchainError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.measure import gate, race, stats
 from tunekit.measure.fixtures import EVERYTHING, BoundRow, Fixtures, Regime, check_regimes
@@ -32,8 +34,12 @@ from tunekit.rows import REFERENCE
 
 DONE, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 
-LEAST_ROUNDS = 3
-"""Fewer rounds than this decide nothing."""
+BUILD_SHARE = 0.5
+"""Of a time limit, how much the build may use: a grid that was built and never raced chooses nothing."""
+
+
+class NoFixtures(TunekitError):
+    """A kernel declares no ``fixtures=``: it is meant to be chosen by hand, and to tune it is no failure."""
 
 
 # --- the other rooms -------------------------------------------------------------------------------------
@@ -83,6 +89,83 @@ class House:
             )
         return None
 
+    def can_write(self, scope: str) -> None:
+        """Make the folder of a scope's manifest and try it, before minutes of work depend on it.
+
+        Raises:
+            ManifestError: nothing can be written there; the message says why and what mends it.
+        """
+        from tunekit import _manifest
+
+        try:
+            path = _manifest.write_path(scope)
+            if path.is_dir():
+                raise ManifestError(f"{path} is a folder; name a file in TUNEKIT_MANIFEST")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except ManifestError:
+            raise
+        except TunekitError as error:
+            raise ManifestError(str(error)) from error
+        except OSError as error:
+            raise ManifestError(
+                f"the manifest cannot be written, so nothing was measured: {path.parent}: {error.strerror or error}; "
+                "set TUNEKIT_HOME to a folder that can be written to, or use --dry-run"
+            ) from error
+
+    @contextlib.contextmanager
+    def alone(self, deadline: Deadline, tell: Callable[[str], None]) -> Iterator[bool]:
+        """Keep other retunes of this user away from this box meanwhile; False where one was there until the deadline.
+
+        Two that measure at once measure each other. Where no lock file can be had, the run goes on without one.
+        """
+        import filelock
+
+        from tunekit import paths
+        from tunekit.cpu import this_box
+
+        lock: filelock.BaseFileLock | None = None
+        try:
+            # Homes are shared between machines of one kind: the machine's name keeps them out of each other's way.
+            host = "".join(c if c.isalnum() else "-" for c in platform.node())[:64]
+            folder = paths.state_root()
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(str(folder / f".{this_box().key}.{host}.retune.lock"))
+            waiting = False
+            while True:
+                try:
+                    lock.acquire(timeout=0)
+                    break
+                except filelock.Timeout:
+                    if not waiting:
+                        tell("another retune is at work on this box: waiting for its end, since two would disturb both")
+                        waiting = True
+                    if deadline.over():
+                        lock = None
+                        break
+                    time.sleep(min(0.2, deadline.left()))  # in slices, so that a signal is obeyed at once
+            got = lock is not None
+        except (OSError, NotImplementedError, TunekitError) as error:
+            tell(f"no lock could be taken against other retunes of this box ({error}); run one at a time")
+            lock, got = None, True
+        try:
+            yield got
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def unbuilt(self, kernel: Kernel, suffix: str) -> bool:
+        """Whether a row is in the grid and could run here, and only its built object is missing."""
+        from tunekit import dispatch
+
+        row = kernel.row(suffix)
+        if row is None:
+            return False
+        world, _ = dispatch.world_of(kernel, grid=True)
+        legal = kernel.refuses(row, world.arch) is None and kernel.requires(row).holds(world.features)
+        return legal and suffix not in world.built and suffix not in world.dropped
+
     def build(self, kernels: Sequence[Kernel], progress: Callable[[int, int, str], None]) -> Built:
         """Build the grid of all kernels of one declaring file. An exception of ``progress`` ends the build."""
         from tunekit import dispatch
@@ -94,7 +177,10 @@ class House:
         runner = tools.Runner()
         try:
             report = tools.build_cached(kernels, "grid", runner=runner, progress=progress)
-        except ToolchainError as error:
+        except TemplateError:
+            raise
+        except TunekitError as error:
+            # No compiler, or a cache that cannot be written: what the install built can still be raced.
             return Built(problem=str(error))
         finally:
             runner.stop()
@@ -122,7 +208,7 @@ class House:
         return dispatch.why_not(kernel)
 
     def fixtures(self, kernel: Kernel) -> Fixtures:
-        """The family's gates and regimes. Raises TunekitError where it declares none."""
+        """The family's gates and regimes. Raises NoFixtures where it declares none."""
         return fixtures_of(kernel)
 
     def job(self, kernel: Kernel) -> gate.Job:
@@ -171,9 +257,9 @@ def _build_tools(name: str = "") -> Any:
 
 
 def fixtures_of(kernel: Kernel) -> Fixtures:
-    """What ``fixtures="module:attribute"`` of a declaration names. Raises TunekitError where there is none."""
+    """What ``fixtures="module:attribute"`` of a declaration names. Raises NoFixtures where there is none."""
     if not kernel.fixtures:
-        raise TunekitError(f"kernel {kernel.key} declares no fixtures=, so its rows can be neither checked nor timed")
+        raise NoFixtures(f"kernel {kernel.key} declares no fixtures=, so its rows can be neither checked nor timed")
     module, _, attribute = kernel.fixtures.partition(":")
     found: Any = importlib.import_module(module)
     for name in attribute.split("."):
@@ -333,7 +419,7 @@ def tune(
         TunekitError: nothing of that name (see :func:`select`).
         PolicyError: this process must not write (pinned or disabled features), and it is no dry run.
         GateError: no child process can be started, or it cannot load the family.
-        ManifestError: the manifest cannot be written.
+        ManifestError: the manifest cannot be written; found out before any work.
         KeyboardInterrupt: passed on; the manifests of scopes not yet finished are as they were.
     """
     rooms = house or House()
@@ -342,10 +428,18 @@ def tune(
         raise PolicyError(reason)
     deadline = Deadline(options.time_limit, clock)
     chosen = select(scopes, options, rooms)
+    if not options.dry_run:
+        for scope in chosen:
+            rooms.can_write(scope)
     results: list[ScopeResult] = []
-    for done, (scope, kernels) in enumerate(chosen.items()):
-        share = deadline.share(1 / (len(chosen) - done))
-        results.append(_Run(scope, kernels, options, console, rooms, clock, share).run())
+    # The build is in it too: compilers on every core are the worst neighbours that a measurement can have.
+    with rooms.alone(deadline, console.note) as alone:
+        for done, (scope, kernels) in enumerate(chosen.items()):
+            share = deadline.share(1 / (len(chosen) - done))
+            run = _Run(scope, kernels, options, console, rooms, clock, share)
+            if not alone:
+                run.notes.append("another retune was at work on this box until the time limit: nothing was measured")
+            results.append(run.run())
     console.clear()
     return results
 
@@ -397,7 +491,7 @@ def entrants(kernel: Kernel, house: House, fresh: bool) -> _Entrants | KernelRec
         )
     standing = previous if previous in bound and not fresh else None
     for suffix in bound:
-        rows[suffix] = RowRecord("unmeasured", "the time limit came first")
+        rows[suffix] = RowRecord("unmeasured", "not raced")
     order = [REFERENCE, *(row.suffix for row in kernel.rows)]
     rows = {suffix: rows[suffix] for suffix in order if suffix in rows}
     return _Entrants(kernel, bound, fallback, standing, previous, rows)
@@ -458,21 +552,26 @@ class _Run:
     # --- building
 
     def build(self) -> None:
-        for module in dict.fromkeys(kernel.module for kernel in self.kernels):
+        modules = list(dict.fromkeys(kernel.module for kernel in self.kernels))
+        whole = self.deadline.share(BUILD_SHARE)
+        for at, module in enumerate(modules):
+            if self.deadline.over():
+                return  # it came while this run waited for its turn
+            limit = whole.share(1 / (len(modules) - at))
             # All kernels of a file share a module, so all are built even where one is tuned.
             siblings = [k for k in self.house.kernels(self.scope) if k.module == module]
 
-            def progress(done: int, of: int, label: str) -> None:
+            def progress(done: int, of: int, label: str, limit: Deadline = limit) -> None:
                 self.console.progress(f"building {self.scope}: {done}/{of} objects, {label}")
-                if self.deadline.over():
+                if limit.over():
                     raise _BuildTimeUp(f"{done} of {of} objects")
 
             try:
                 built = self.house.build(siblings, progress)
             except _BuildTimeUp as error:
                 self.notes.append(
-                    f"the time limit came during the build ({error}); what was compiled is kept, and this run "
-                    "chose among the rows that were there before"
+                    f"the build used up its share of the time limit ({error}), so the rows that were built before "
+                    "were raced; the objects stay in the cache, and the next run goes on from there"
                 )
                 continue
             self.compilers[module] = built.compiler
@@ -489,18 +588,54 @@ class _Run:
         try:
             fixtures = self.house.fixtures(kernel)
             regimes = check_regimes(fixtures.regimes())
+        except NoFixtures:
+            text = "not raced: the kernel declares no fixtures="
+            _not_raced(found, text)
+            return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), False
         except (TunekitError, ValueError, ImportError, AttributeError) as error:
             text = f"its fixtures cannot be used: {error}"
+            _not_raced(found, "not raced: its fixtures cannot be used")
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
         with self.stages.timed("gate"):
             reason = self.check(found, deadline)
         if reason is not None:
+            _not_raced(found, f"not raced: {reason}")
             bad = any(found.rows[s].verdict == "rejected" for s in (REFERENCE, found.fallback) if s in found.rows)
             return (
                 KernelRecord(None, found.previous, found.fallback, reason, False, rows=found.rows, notes=found.notes),
                 bad,
             )
-        return self.compete(found, regimes, deadline)
+        record, bad = self.compete(found, regimes, deadline)
+        return (record if bad else self.keep(found, record)), bad
+
+    def keep(self, found: _Entrants, record: KernelRecord) -> KernelRecord:
+        """The record, with the recorded winner in its place where this run could not measure it.
+
+        A compiler that is gone, a cache that was wiped or a time limit says nothing about a row.
+        """
+        before = found.previous
+        if before is None or self.options.fresh or record.winner in (None, before):
+            return record
+        if before in found.bound:
+            timed = any(before in regime.centres for regime in record.regimes.values())
+            why = "the time limit came before its race"
+            if timed or found.rows[before].verdict == "rejected":
+                return record
+        elif self.house.unbuilt(found.kernel, before):
+            why = "it is not built here"
+        else:
+            return record
+        reason = f"the recorded winner is kept: it could not be measured, since {why}"
+        fastest = record.winner or ""
+        rows = dict(record.rows)
+        rows[fastest] = dataclasses.replace(
+            rows[fastest], verdict="tied", reason=f"best of those that were timed, but {before} was not"
+        )
+        rows[before] = dataclasses.replace(rows.get(before, RowRecord("")), verdict="winner", reason=reason)
+        note = f"{before} keeps its entry: it could not be measured, since {why}; --fresh forgets it"
+        return dataclasses.replace(
+            record, winner=before, reason=reason, complete=False, rows=rows, notes=[*record.notes, note]
+        )
 
     def check(self, found: _Entrants, deadline: Deadline) -> str | None:
         """Run the gates; None, or why the kernel cannot go on."""
@@ -577,7 +712,7 @@ class _Run:
                     True,
                 )
             enough = reading.final.get(found.fallback, None)
-            if enough is None or enough.count < LEAST_ROUNDS:
+            if enough is None or enough.count < stats.LEAST_ROUNDS:
                 if done == 0:
                     break
                 continue
@@ -734,6 +869,12 @@ def _living(found: Mapping[str, stats.Estimate], alive: Sequence[str]) -> dict[s
     return {name: e for name, e in found.items() if name in alive}
 
 
+def _not_raced(found: _Entrants, reason: str) -> None:
+    for suffix in found.bound:
+        if found.rows[suffix].verdict == "unmeasured":
+            found.rows[suffix] = dataclasses.replace(found.rows[suffix], reason=reason)
+
+
 def _row_of(verdict: gate.Verdict) -> RowRecord:
     kind = {gate.PASSED: "unmeasured", gate.REJECTED: "rejected", gate.SKIPPED: "unmeasured"}[verdict.state]
     reason = verdict.reason or ("the time limit came before its race" if kind == "unmeasured" else "")
@@ -783,7 +924,11 @@ def _judge(
         found.rows[name] = dataclasses.replace(found.rows[name], verdict=verdict, reason=reason)
     winner, last = decision.winner, decision.picks[-1]
     margin = f"{100 * by_name[last.regime].margin:.1f} %"
-    if winner == found.fallback == decision.picks[0].winner:
+    if last.held == stats.NOISE:
+        reason = f"too noisy at {last.regime} (margin {margin}): what ran before is kept"
+    elif last.held == stats.BEST:
+        reason = f"what ran before is kept: no lead over it at {last.regime} shows in the best samples"
+    elif winner == found.fallback == decision.picks[0].winner:
         reason = f"the fallback; no row leads it by more than {100 * standings[0].margin:.1f} %"
     elif winner == incumbent and len(last.band) > 1:
         reason = f"the incumbent, within the margin of {margin} of the fastest"
@@ -811,12 +956,18 @@ def _verdict(
     for pick in reversed(decision.picks):
         if name in pick.among:
             standing = by_name[pick.regime]
+            if pick.held == stats.NOISE:
+                return "tied", f"too noisy at {pick.regime} to tell (margin {100 * standing.margin:.1f} %)"
             if name in pick.band:
+                if pick.held == stats.BEST:
+                    return "tied", f"its lead at {pick.regime} does not show in the best samples"
                 return "tied", f"within the margin of {100 * standing.margin:.1f} % at {pick.regime}"
             fastest = min(standing.final[other].centre for other in pick.among)
             return "slower", f"{percent(standing.final[name].centre / fastest)} time at {pick.regime}"
     fastest = min(e.centre for e in primary.screened.values())
     behind = percent(primary.screened[name].centre / fastest)
+    if decision.picks[0].held == stats.NOISE:
+        return "tied", f"too noisy at {primary.regime} to tell (margin {100 * primary.margin:.1f} %)"
     tied = [other for other in kin if other in decision.picks[0].band]
     if tied:
         return "tied", f"does at {primary.regime} what {tied[0]} does"
@@ -831,7 +982,12 @@ def _comment(
         reading = readings.get(regime.name)
         if reading is None or not reading.final:
             continue
-        if regime.decides and reading.floor > plan.least_margin:
+        if regime.decides and reading.margin > stats.CEILING:
+            found.notes.append(
+                f"too noisy at {regime.name}: the fallback differs from itself by up to {100 * reading.floor:.1f} %, "
+                f"and above {100 * stats.CEILING:.0f} % no lead is believed; retune when the box is quiet"
+            )
+        elif regime.decides and reading.floor > plan.least_margin:
             found.notes.append(
                 f"noisy at {regime.name}: the fallback differs from itself by up to {100 * reading.floor:.1f} %, "
                 f"so only a lead of more than that counts"

@@ -9,10 +9,13 @@ A row that nothing here can run is called unproven, never passed over in silence
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
 import json
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +24,7 @@ from typing import Any
 from tunekit import dispatch, paths
 from tunekit.console import table
 from tunekit.cpu import this_cpu, this_features
+from tunekit.cpu.features import implied
 from tunekit.errors import ToolchainError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.measure import gate
@@ -318,6 +322,8 @@ def short_label(label: str) -> str:
 # --- execution -------------------------------------------------------------------------------------------
 
 NATIVE = "this CPU"
+TRAPPED = "trap and emulate"
+_open_for_good = contextlib.ExitStack()  # of a child that emulates until its end
 
 
 @dataclass
@@ -364,9 +370,34 @@ def _name(suffix: str, features: Sequence[str]) -> str:
     return f"{suffix} [{','.join(features)}]"
 
 
-def load_objects(module: str, scope: str, name: str) -> tuple[Mapping[str, BoundRow], Fixtures]:
-    """Every object of the grid that this CPU can run, each alternative by itself: what a child loads."""
+def find_emulator() -> Path | None:
+    """The trap-and-emulate handler of tunekit's own tests, which a checkout has and an installed package has not."""
+    folder = Path(__file__).resolve().parent.parent / "tests" / "emulate"
+    return folder if (folder / "__init__.py").is_file() else None
+
+
+def _load_emulator(folder: str) -> Any:
+    """The package in that folder: ``EMULATED``, ``why_not()`` and ``trapping()``."""
+    spec = importlib.util.spec_from_file_location("emulate", Path(folder) / "__init__.py")
+    if spec is None or spec.loader is None:
+        raise TunekitError(f"{folder} holds no emulator")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["emulate"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_objects(module: str, scope: str, name: str, emulator: str = "") -> tuple[Mapping[str, BoundRow], Fixtures]:
+    """Every object of the grid that can run here, each alternative by itself: what a child process loads.
+
+    With an emulator: those that this CPU cannot run and the emulator, which is switched on for good, can.
+    """
     importlib.import_module(module)
+    have = this_features()
+    if emulator:
+        tool = _load_emulator(emulator)
+        have = have | tool.EMULATED
+        _open_for_good.enter_context(tool.trapping())
     kernel = next((k for k in dispatch.kernels(scope) if k.name == name), None)
     if kernel is None:
         raise TunekitError(f"module {module} declares no kernel {name!r} in scope {scope!r}")
@@ -374,7 +405,7 @@ def load_objects(module: str, scope: str, name: str) -> tuple[Mapping[str, Bound
     for loaded in dispatch.loaded_modules(kernel, grid=True):
         for suffix, objects in loaded.objects(kernel).items():
             for built in objects:
-                if built.needs <= this_features():
+                if built.needs <= have and not (emulator and built.needs <= this_features()):
                     bound = dispatch.BoundRow(kernel, suffix, kernel.row(suffix), "grid", loaded, built)
                     rows.setdefault(_name(suffix, bound.alternative), bound)
     return rows, _GatesOnly(House().fixtures(kernel))
@@ -422,7 +453,8 @@ def execution(
         units.setdefault((kernel.scope.name, kernel.module), []).append(kernel)
     for unit in units.values():
         built = house.build(unit, say)
-        if built.problem:
+        # An install may have brought the grid with it, to a machine that has no compiler.
+        if built.problem and not any(dispatch.loaded_modules(kernel, grid=True) for kernel in unit):
             raise ToolchainError(f"the grid cannot be built: {built.problem}")
     for kernel in kernels:
         objects = _objects(kernel, rows)
@@ -432,22 +464,49 @@ def execution(
                 item.reason = "the family declares no fixtures=, so there are no gates to run"
             continue
         arguments = (kernel.module, kernel.scope.name, kernel.name)
-        here = load_objects(*arguments)[0]
         names = {_name(item.row, item.features): item for item in objects if item.arch == this_cpu().arch}
-        wanted = [name for name in names if name in here]
-        job = gate.Job("tunekit.verify:load_objects", arguments)
-        ask = gate.gate_rows_here if in_process else gate.gate_rows
-        verdicts = ask(job, wanted, progress=lambda name, case, done, total: say(done, total, f"{name}: {case}"))
-        for name, verdict in verdicts.items():
-            item = names[name]
-            item.how, item.seconds, item.reason = NATIVE, round(verdict.seconds, 3), verdict.reason
-            item.state = "passed" if verdict.state == gate.PASSED else "failed"
+        known = load_objects(*arguments)[0]
+        _run_gates(arguments, [name for name in names if name in known], NATIVE, names, in_process, say)
+        beyond = {name: item for name, item in names.items() if not item.how}
+        reason, emulated = _emulated()
+        wanted = [name for name, item in beyond.items() if set(item.features) <= emulated]
+        if wanted and reason is None and not in_process:
+            _run_gates((*arguments, str(find_emulator())), wanted, TRAPPED, names, False, say)
         for item in objects:
             if not item.how:
                 item.reason = _why_unproven(kernel, item)
     for command in also:
         _ask_another(command, kernels, rows, found)
     return found
+
+
+def _emulated() -> tuple[str | None, frozenset[str]]:
+    """Why nothing can be emulated here, or None, and the features that this CPU and the emulator have together."""
+    folder = find_emulator()
+    if folder is None:
+        return "only a checkout has the emulator", frozenset()
+    tool = _load_emulator(str(folder))
+    return tool.why_not(), frozenset(this_features() | implied(tool.EMULATED))
+
+
+def _run_gates(
+    arguments: tuple[str, ...],
+    wanted: Sequence[str],
+    how: str,
+    names: Mapping[str, Executed],
+    in_process: bool,
+    say: Progress,
+) -> None:
+    """Run the gates of objects and write the verdicts down."""
+    if not wanted:
+        return
+    job = gate.Job("tunekit.verify:load_objects", arguments)
+    ask = gate.gate_rows_here if in_process else gate.gate_rows
+    verdicts = ask(job, wanted, progress=lambda name, case, done, total: say(done, total, f"{name}: {case}"))
+    for name, verdict in verdicts.items():
+        item = names[name]
+        item.how, item.seconds, item.reason = how, round(verdict.seconds, 3), verdict.reason
+        item.state = "passed" if verdict.state == gate.PASSED else "failed"
 
 
 def _why_unproven(kernel: Kernel, item: Executed) -> str:

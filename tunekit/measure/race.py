@@ -136,8 +136,8 @@ def _without_twin(found: Mapping[str, stats.Estimate], base: str) -> dict[str, s
 def read(result: RaceResult, plan: Plan) -> Reading:
     """Estimates, floor, margin and cut of a race. Pure."""
     screened = stats.estimates(result.screening)
-    # Two rounds are no final: better the screening's five.
-    final = stats.estimates(result.final) if _rounds(result.final) >= 3 else screened
+    # Two or three rounds are no final: better the screening's five.
+    final = stats.estimates(result.final) if _rounds(result.final) >= stats.LEAST_ROUNDS else screened
     floor = _floor(final, result.base)
     return Reading(
         _without_twin(screened, result.base),

@@ -13,18 +13,37 @@ can agree by luck, so the floor is never below twice the standard error of the p
 **Margin.** ``max(3 %, floor)``. A contestant leads another only by more than the margin, and by more than twice the
 standard error of their own difference, so that an erratic contestant needs a larger lead than a steady one.
 
+**Two guards of what ran before.** On a box whose neighbours take the core away, one contestant's centre can be several
+times its true time. So a challenger must also lead what ran before in the best sample of each, by 3 %: interruptions
+only ever add time, and a lead that the best samples do not show is the other one's bad luck. And where the margin is
+above :data:`CEILING`, nothing is judged.
+
 **Tie band.** Whoever the fastest does not lead is in the band with it; there the incumbent stays, else the fallback,
 else the first name. Speed does not break ties: inside the band it is noise, and would crown another row each time.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 LEAST_MARGIN = 0.03
+
+CEILING = 0.25
+"""A margin above this decides nothing.
+
+The rows of a sane grid that are worth choosing between lie a few to some tens of per cent apart. A box on which one
+row differs from itself by a quarter cannot see that, and what it does see, a factor of several, is a neighbour.
+"""
+
+LEAST_ROUNDS = 4
+"""Fewer rounds than this decide nothing: :func:`estimate` gives them an error that is above any margin."""
+
+NOISE, BEST = "noise", "best samples"
+
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _MEDIAN_TO_MEAN = 1.2533  # standard error of a median over that of a mean, likewise
 
@@ -38,12 +57,19 @@ class Estimate:
         error: standard error of the centre, as a fraction of it.
         spread: robust standard deviation of the samples, as a fraction of the centre.
         count: samples.
+        best: the least sample as the clock gave it, or None where only the centre is known.
     """
 
     centre: float
     error: float
     spread: float
     count: int
+    best: float | None = None
+
+    @property
+    def least(self) -> float:
+        """The best sample; the centre where it is not known."""
+        return self.centre if self.best is None else self.best
 
 
 def level(samples: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
@@ -85,7 +111,12 @@ def estimate(samples: Sequence[float]) -> Estimate:
 
 def estimates(samples: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
     """Estimates of all contestants of a race, after :func:`level`; empty when there was no whole round."""
-    return {name: estimate(times) for name, times in level(samples).items() if times}
+    # The best sample is taken before levelling: a round's pace is a guess, and dividing by it can make time less.
+    return {
+        name: dataclasses.replace(estimate(times), best=min(samples[name]))
+        for name, times in level(samples).items()
+        if times
+    }
 
 
 def uncertainty(a: Estimate, b: Estimate) -> float:
@@ -113,13 +144,31 @@ def tie_band(found: Mapping[str, Estimate], margin: float) -> list[str]:
 
 def pick(found: Mapping[str, Estimate], margin: float, incumbent: str | None, fallback: str | None) -> str:
     """The winner: of the tie band the incumbent, else the fallback, else the first name. Raises ValueError if empty."""
+    return pick_with_reason(found, margin, incumbent, fallback)[0]
+
+
+def pick_with_reason(
+    found: Mapping[str, Estimate], margin: float, incumbent: str | None, fallback: str | None
+) -> tuple[str, str]:
+    """The winner, and why what ran before was held against the fastest: :data:`NOISE`, :data:`BEST`, or nothing.
+
+    Raises:
+        ValueError: nothing was measured.
+    """
     band = tie_band(found, margin)
     if not band:
         raise ValueError("nothing to pick from")
-    for preferred in (incumbent, fallback):
-        if preferred in band:
-            return preferred
-    return band[0]
+    before = next((name for name in (incumbent, fallback) if name is not None and name in found), None)
+    if before is None:
+        return band[0], ""
+    if margin > CEILING:
+        return before, NOISE
+    if before in band:
+        return before, ""
+    challengers = [name for name in band if found[before].least > found[name].least * (1 + LEAST_MARGIN)]
+    if not challengers:
+        return before, BEST
+    return (fallback if fallback is not None and fallback in challengers else challengers[0]), ""
 
 
 def finalists(
@@ -179,12 +228,21 @@ class Standing:
 
 @dataclass(frozen=True)
 class Pick:
-    """What one deciding regime said: its pick, the tie band that it picked from, and among whom it could choose."""
+    """What one deciding regime said.
+
+    Attributes:
+        regime: its name.
+        winner: its pick.
+        band: the fastest and those that it does not lead.
+        among: among whom it could choose.
+        held: why what ran before stays though it is not in the band (see :func:`pick_with_reason`), or nothing.
+    """
 
     regime: str
     winner: str
     band: tuple[str, ...]
     among: tuple[str, ...]
+    held: str = ""
 
 
 @dataclass(frozen=True)
@@ -254,9 +312,13 @@ def decide(
 
     def choose(standing: Standing, found: Mapping[str, Estimate], base: str | None) -> Pick:
         band = tuple(tie_band(found, standing.margin))
-        return Pick(standing.regime, pick(found, standing.margin, incumbent, base), band, tuple(sorted(found)))
+        winner, held = pick_with_reason(found, standing.margin, incumbent, base)
+        return Pick(standing.regime, winner, band, tuple(sorted(found)), held)
 
     picks = [choose(primary, primary.final, fallback)]
+    if picks[0].held == NOISE:
+        # Who equals the winner in the primary regime is not known either, so no other regime may choose.
+        return Decision(picks[0].winner, tuple(picks))
     for standing in others:
         winner = picks[-1].winner
         if standing.decides:

@@ -73,9 +73,8 @@ DEFAULTS: dict[str, Value] = {
 }
 """Row arguments that a row's name does not spell."""
 
-# Two instruction legs times the shapes that a tile can have within sixteen vector registers, and the seeds' rows
-# (their numbers in the margin), which keep their names. `bias128` on this leg is kept to hold the
-# decline rail to its word: pairs of biased bytes saturate 16 bits.
+# The seeds' 49 rows keep their names and have their numbers in the margin; beside them stand shapes of our own.
+# Three rows are kept to hold the decline rail to its word: 31 (pairs of biased bytes saturate 16 bits), 48 and 49.
 # fmt: off
 ROWS: tuple[Row, ...] = (
     tk.perm(kstep=1),                                                                                   # 1
@@ -141,7 +140,7 @@ ROWS: tuple[Row, ...] = (
     tk.perm(dot="smmla", mr=8, kstep=2, nrsplit=2, requires="i8mm"),                                    # 34
     tk.perm(dot="smmla", mr=8, kstep=4, nrsplit=2, requires="i8mm"),                                    # 35
     tk.perm(dot="smmla", mr=8, kstep=2, nrsplit=2, gkstep=2, requires="i8mm"),                          # 36
-    tk.perm(suffix="mr8_budget", mr=8, kstep=2),  # 47, over the budget
+    tk.perm(suffix="mr8_budget", mr=8, kstep=2),  # 47, over budget
     tk.perm(suffix="mr2_lanes", mr=2, kstep=2),                                                         # 48, declines
     tk.perm(dot="vpdpbusd"),                                                                            # 49, declines
     tk.perm(mr=8, kstep=1, nr=4),
