@@ -308,8 +308,7 @@ def test_a_cache_that_forbids_execution_falls_back_with_a_reason(tmp_path: Path)
     done = run([*wrap, sys.executable, "-c", code], variables, cwd=ROOT / "tests")
     assert done.stdout.split() == ["True", "5", "python"]
     assert "runs on its Python reference, which is correct and slow" in done.stderr
-    if "cannot be loaded" not in done.stderr:
-        pytest.xfail("dispatch takes a cached module that cannot be loaded for one that was never built")
+    assert "cannot be loaded" in done.stderr
 
 
 # --- installs --------------------------------------------------------------------------------------------
@@ -348,8 +347,7 @@ def _status_says(place: Place, reason: str, variables: Mapping[str, str | None])
     status = run([place.python, "-m", "tunekit", "status"], variables, cwd=place.folder)
     assert re.search(r"tunekit.q8q8 +reference +reference +python", status.stdout)
     assert "python -m tunekit build" in status.stdout
-    if reason not in status.stdout + status.stderr:
-        pytest.xfail("status does not pass on the reason that the install left beside the declaring file")
+    assert reason in status.stdout
 
 
 @pytest.fixture(scope="session")

@@ -70,13 +70,16 @@ def status_of(kernel: Kernel) -> StatusRow:
     binding = dispatch.peek(kernel)
     choice = binding.choice
     path = binding.manifest.path
+    reason = choice.reason
+    if choice.tier == "python" and not dispatch.loaded_modules(kernel):
+        reason = f"{reason}; {dispatch.nothing_built(kernel)}"
     return StatusRow(
         kernel.name,
         kernel.scope.name,
         choice.suffix,
         choice.source,
         choice.tier,
-        choice.reason,
+        reason,
         str(path) if path else None,
         staleness(kernel) if binding.manifest.exists else (),
         str(binding.bound.module.path) if binding.bound else None,
