@@ -77,6 +77,32 @@ def test_band_order_is_incumbent_then_fallback_then_name() -> None:
         stats.pick({}, 0.03, None, None)
 
 
+def test_a_lead_that_the_best_samples_do_not_show_is_not_believed() -> None:
+    # Seen on a busy box: the fallback was interrupted in most of its windows, and everybody "led" it five times over.
+    preempted = Estimate(5.0, 0.02, 0.1, 20, best=1.01)
+    found = {"f": preempted, "a": Estimate(1.0, 0.01, 0.01, 20, best=1.0), "b": Estimate(1.0, 0.01, 0.01, 20, best=1)}
+    assert stats.pick_with_reason(found, 0.03, None, "f") == ("f", stats.BEST)
+    assert stats.pick_with_reason(found, 0.03, "f", "b") == ("f", stats.BEST)
+    found["b"] = Estimate(1.0, 0.01, 0.01, 20, best=0.97)
+    assert stats.pick_with_reason(found, 0.03, None, "f") == ("b", "")
+
+
+def test_the_best_samples_are_those_of_the_clock() -> None:
+    found = stats.estimates({"a": [2.0, 1.0, 4.0, 6.0, 9.0], "b": [1.0, 1.0, 1.0, 1.0, 1.0]})
+    assert found["a"].best == pytest.approx(7 / 3) and found["b"].best == 1.0
+
+
+def test_above_the_ceiling_nothing_is_judged() -> None:
+    found = {"f": sure(7.0), "i": sure(8.0), "a": sure(1.0)}
+    assert stats.pick_with_reason(found, 0.26, None, "f") == ("f", stats.NOISE)
+    assert stats.pick_with_reason(found, 4.69, "i", "f") == ("i", stats.NOISE)
+    assert stats.pick_with_reason(found, 0.25, "i", "f") == ("a", "")
+    args = {n: {"k": 1, "g": j} for j, n in enumerate(found)}
+    gemv = Standing("gemv", ("g",), found, found, 0.03, 0.1)
+    # A quiet second regime does not choose for a primary that could not.
+    assert stats.decide([Standing("tile", "*", found, found, 5.0, 5.0), gemv], args, None, "f").winner == "f"
+
+
 def test_an_erratic_row_needs_a_larger_lead() -> None:
     assert stats.leads(sure(1.0), sure(1.05), 0.03)
     assert not stats.leads(sure(1.0, 0.04), sure(1.05), 0.03)

@@ -9,8 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from measure_fakes import FakeFixtures, FakeHouse, FakeRow, SimulatedBox
 
 from tunekit import retune, tuner
 from tunekit.console import Console
-from tunekit.errors import PolicyError, TunekitError
+from tunekit.errors import ManifestError, PolicyError, TunekitError
+from tunekit.kernel import Kernel
+from tunekit.measure.race import Deadline
 from tunekit.measure.record import KernelRecord, RunRecord
 from tunekit.rows import Row, perm
 from tunekit.tuner import Built, Options
@@ -265,6 +268,117 @@ def test_a_time_limit_ends_on_time_with_a_usable_result(limit: float) -> None:
     assert any("time limit" in note for note in kernel.notes) or "time limit" in kernel.reason
 
 
+def test_a_turn_that_never_comes_measures_and_changes_nothing() -> None:
+    box = SimulatedBox(13, noise=0.005)
+    house = toy(box)
+    house.turn, house.manifest["gemm"] = False, "k4"
+    with_limit = Options(in_process=True, time_limit=1e-9)
+    box.clock = lambda: setattr(box, "now", box.now + 1e-3) or box.now  # type: ignore[func-returns-value, method-assign]
+    [result] = tuner.tune((), with_limit, silent(), house, box.clock)
+    assert result.status == 3 and house.events == [] and house.manifest == {"gemm": "k4"}
+    assert "another retune" in result.notes[0]
+
+
+_HOLDER = """
+import sys, time
+from tunekit.measure.race import Deadline
+from tunekit.tuner import House
+with House().alone(Deadline(None), print) as got:
+    print("held", got, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_retunes_take_turns(private_folders: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(e for e in sys.path if e)}
+    said: list[str] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDER], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None and other.stdin is not None
+        assert other.stdout.readline() == b"held True\n"
+        with tuner.House().alone(Deadline(0.3), said.append) as got:
+            assert not got  # waited for its whole limit
+        assert len(said) == 1 and said[0].startswith("another retune is at work on this box")
+        threading.Timer(0.5, other.stdin.close).start()
+        with tuner.House().alone(Deadline(None), said.append) as got:
+            assert got and len(said) == 2
+        other.wait(timeout=20)
+    with tuner.House().alone(Deadline(0.3), said.append) as got:
+        assert got and len(said) == 2
+
+
+def test_an_unwritable_manifest_is_found_out_before_any_work(tmp_path: Path) -> None:
+    box = SimulatedBox(10)
+    house = toy(box)
+    house.unwritable = "no room"
+    assert command(house, box=box)[0::2] == (3, "tunekit: no room\n")
+    assert house.events == []
+    assert command(house, "--dry-run", box=box)[0] == 0
+
+
+@pytest.mark.parametrize("where", ["MANIFEST", "HOME"])
+def test_the_manifests_folder_is_tried(where: str, tmp_path: Path, environ: Callable[..., None]) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    environ(**{where: str(tmp_path / "file" / "m.json")})
+    with pytest.raises(ManifestError, match="so nothing was measured.*TUNEKIT_HOME"):
+        tuner.House().can_write("toy")
+    environ(MANIFEST=None, HOME=str(tmp_path / "new"))
+    tuner.House().can_write("toy")
+    assert (tmp_path / "new").is_dir() and not [p for p in (tmp_path / "new").rglob("*") if p.is_file()]
+
+
+def test_a_cache_that_cannot_be_written_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tools:
+        class Runner:
+            def stop(self) -> None:
+                pass
+
+        def build_cached(self, *args: Any, **options: Any) -> None:
+            raise TunekitError("cannot write the cache /c: Read-only file system")
+
+    monkeypatch.setattr(tuner, "_build_tools", Tools)
+    built = tuner.House().build([], lambda done, of, label: None)
+    assert built.problem == "cannot write the cache /c: Read-only file system"
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_recorded_winner_that_is_only_not_built_keeps_its_entry(missing: bool) -> None:
+    box = SimulatedBox(4, noise=0.005)
+    house = toy(box, {"k4": None})
+    house.manifest["gemm"] = "k4"
+    house.reasons["gemm"] = {"k4": "not built yet"}
+    house.missing = {"k4"} if missing else set()
+    house.built = Built(problem="no C compiler")
+    status, kernel, _ = run(house, box)
+    assert status == 0
+    if not missing:
+        assert kernel.winner == "k2_g2"
+        return
+    assert house.manifest["gemm"] == kernel.winner == "k4" and kernel.rows["k4"].verdict == "winner"
+    assert kernel.rows["k2_g2"].verdict == "tied" and "k4 was not" in kernel.rows["k2_g2"].reason
+    assert any(note.startswith("k4 keeps its entry") for note in kernel.notes)
+    assert retune.change("gemm", kernel) == "gemm: unchanged, k4"
+    assert run(house, box, fresh=True)[1].winner == "k2_g2"
+
+
+class Bare(FakeHouse):
+    def fixtures(self, kernel: Kernel) -> Any:
+        return tuner.fixtures_of(kernel) if kernel.name == "bare" else super().fixtures(kernel)
+
+
+def test_a_kernel_without_fixtures_is_no_failure() -> None:
+    box = SimulatedBox(11, noise=0.005)
+    house = Bare()
+    house.add("bare", [perm(k=1)], "k1", [FakeRow("k1", times(1e-3))], FakeFixtures(box, REGIMES))
+    status, out, _ = command(house, box=box)
+    assert status == 3 and "time limit" not in out
+    assert out.count("not raced: the kernel declares no fixtures=") == 2  # the row's, and the kernel's
+    assert "toy.bare: nothing chosen" in out
+    house.add("gemm", [perm(k=1)], "k1", [FakeRow("k1", times(1e-3))], FakeFixtures(box, REGIMES))
+    assert command(house, box=box)[0] == 0 and house.manifest == {"gemm": "k1"}
+
+
 class SlowBuild(FakeHouse):
     def build(self, kernels: Any, progress: Any) -> Built:
         self.events.append("build")
@@ -283,8 +397,22 @@ def test_the_time_limit_ends_a_build_too() -> None:
     house.add("gemm", ROWS, "k1", [FakeRow("k1", times(1e-3))], FakeFixtures(box, REGIMES))
     [result] = tuner.tune((), Options(in_process=True, time_limit=5.0), silent(), house, box.clock)
     assert box.now < 7
-    assert "share of the time limit" in result.notes[0]
-    assert result.status == 3 and house.manifest == {}  # the fallback itself was never checked
+    assert "the build used up its share of the time limit (2 of 100 objects)" in result.notes[0]
+    # The other half was for the rows that the install built: a fresh box gets an answer all the same.
+    assert result.status == 0 and house.manifest == {"gemm": "k1"}
+    kernel = result.record.kernels["gemm"]
+    assert kernel.rows["k1"].verdict == "winner" and len(kernel.regimes["tile"].screening["k1"]) == 5
+
+
+def test_an_hour_of_building_leaves_time_to_race_the_installed_rows() -> None:
+    box = SimulatedBox(14, noise=0.005)
+    house = SlowBuild()
+    house.box_ = box
+    bound = [FakeRow(s, times(t)) for s, t in (("reference", 9e-3), ("k1", 1e-3), ("k2", 0.8e-3))]
+    house.add("gemm", ROWS, "k1", bound, FakeFixtures(box, REGIMES))
+    [result] = tuner.tune((), Options(in_process=True, time_limit=20.0), silent(), house, box.clock)
+    assert box.now < 20.5 and result.status == 0 and house.manifest == {"gemm": "k2"}
+    assert result.record.stages["build"] <= 11
 
 
 def test_selection_by_scope_and_kernel() -> None:
@@ -310,6 +438,22 @@ def test_a_noisy_box_says_so_and_keeps_the_fallback() -> None:
     status, kernel, _ = run(house, box)
     assert status == 0 and kernel.winner == "k1"
     assert any(note.startswith("noisy at tile") for note in kernel.notes)
+
+
+@pytest.mark.parametrize("incumbent", [None, "k4"])
+def test_above_the_ceiling_nothing_dethrones_what_ran_before(incumbent: str | None) -> None:
+    box = SimulatedBox(17, noise=1.0, bursts=0.5)
+    house = toy(box, {s: FakeRow(s, times(0.2e-3, 0.2e-4)) for s in ("k2", "k2_g2")})
+    if incumbent:
+        house.manifest["gemm"] = incumbent
+    status, kernel, _ = run(house, box)
+    margin = kernel.regimes["tile"].margin
+    assert margin is not None and margin > 0.25  # and yet k2 is seen five times as fast
+    assert kernel.regimes["tile"].centres["k2"] < kernel.regimes["tile"].centres["k1"] / (1 + margin)
+    assert status == 0 and house.manifest == {"gemm": incumbent or "k1"}
+    assert kernel.reason.startswith("too noisy at tile") and "what ran before is kept" in kernel.reason
+    assert kernel.rows["k2"].verdict == "tied" and kernel.rows["k2"].reason.startswith("too noisy at tile to tell")
+    assert any(note.startswith("too noisy at tile") for note in kernel.notes)
 
 
 # --- the command ---------------------------------------------------------------------------------------------
@@ -469,6 +613,42 @@ def test_a_closed_stdout_is_no_traceback() -> None:
         os.close(write)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 0 and err == b"written\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_a_complaint_and_status_1() -> None:
+    with open("/dev/full", "wb") as full, start("good,good2", stdout=full, stderr=subprocess.PIPE) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and b"Traceback" not in err
+    assert b"the result could not be written to standard output: No space left on device" in err
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_no_standard_streams_at_all(closed: str, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("print(", "open(sys.argv[0] + '.done', 'w') and print("))
+    shell = f'exec "$0" "$1" good,good2 {closed}'
+    done = subprocess.run(["sh", "-c", shell, sys.executable, str(script)], env=env, capture_output=True, timeout=60)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
+    assert (tmp_path / "script.py.done").exists()
+
+
+def test_after_a_signal_no_other_counts() -> None:
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def work() -> int:
+        signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    try:
+        assert retune._guarded(work) == 130
+        assert all(signal.getsignal(n) is signal.SIG_IGN for n in before)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert retune._guarded(lambda: 7) == 7
+    assert {n: signal.getsignal(n) for n in before} == before
 
 
 def test_signals_during_the_write_wait_for_its_end() -> None:

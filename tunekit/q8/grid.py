@@ -171,6 +171,10 @@ ROWS: tuple[Row, ...] = (
 # 176 | 75, the seeds' 16 rows by 4 tokens 164 | 74, and at 256 bits 16 rows by 6 tokens 172 | 70 against the seeds'
 # 8 by 4 with 123 | 59: two row vectors share each splat, which Intel's two load ports need more than Zen's.
 #
+# No AMX row heads the chain: the scale of each 32 weights takes every product out of its tile to be folded, which cost
+# the seeds' AMX rows the race on every box they had. So the AMX class, which has AVX512-VNNI too, runs on the first
+# line, and `retune` races its own.
+#
 # On AArch64 nothing was measured here; llvm-mca 19 on what gcc 12 makes stands in. MACs a cycle on Neoverse N1 | V1 |
 # N2 | V2, tile: smmla 8 by 4 - | 44 | 22 | 44, sdot 4 by 4 and 8 by 4 19 | 38 | 19 | 38. Hot GEMV: smmla, whose
 # plane sdot must first part, 12 | 24 | 12 | 24 and sdot 18 | 36 | 19 | 36, both beyond what memory delivers to a core.
