@@ -13,6 +13,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Proofs of rows that this machine lacks: instruction counts of both compilers, the emulator, AArch64 under qemu (which
+# .ci/aarch64 sets up). They are being completed and take many minutes, so they run when asked: PROOFS=1 pytest FILE.
+collect_ignore = (
+    [] if os.environ.get("PROOFS") == "1" else ["test_emission.py", "test_emulated_rows.py", "test_aarch64.py"]
+)
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 TOY_ENVIRONMENT = {"PYTHONPATH": str(ROOT / "tests"), "PYTHONWARNINGS": "error::SyntaxWarning"}

@@ -147,6 +147,7 @@ def bind(kernel: Any, suffix: str, features: tuple[str, ...] = (), narrow: bool 
     have = this_features() | EMULATED
     reason = "not built"
     for loaded in dispatch.loaded_modules(kernel, grid=True):
+        reason = loaded.dropped(kernel).get(suffix, reason)
         for built in loaded.objects(kernel).get(suffix, ()):
             if not set(features) <= set(built.features):
                 continue

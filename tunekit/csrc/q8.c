@@ -111,7 +111,8 @@ static void tiles(const tk_q8_row *row, float *y, int64_t ldy, const int8_t *w, 
 enum {
     TOKENS = 128,                  /* tokens a block at most ... */
     TOKENS_BYTES = 4 * 1024 * 1024, /* ... while their prepared form stays in L2 or L3 */
-    STEP_BYTES = 16 * 1024         /* weights that meet all tokens of a block before the next ones */
+    STEP_BYTES = 16 * 1024,        /* weights that meet all tokens of a block before the next ones */
+    MX4_FEW = 4                    /* tokens up to which MXFP4 weights are looked up for each, and not expanded */
 };
 
 /* A packed matrix: the row's planes, or where w is NULL the nibble and exponent planes of MXFP4. */
@@ -139,8 +140,9 @@ static void groups_of(const tk_q8_row *row, float *y, int64_t ldy, const weights
         ws += g * scales;
     } else {
         const uint8_t *const nib = m->nib + g * scales * 16, *const e = m->e + g * scales;
-        if (tokens == 1) {
-            row->mx4_gemv(y, nib, e, xa, tokens, 0, nb, ng);
+        if (tokens <= MX4_FEW) {
+            for (int64_t t = 0; t < tokens; t++)
+                row->mx4_gemv(y + t * ldy, nib, e, xa, tokens, t, nb, ng);
             return;
         }
         row->mx4_expand(room->w, room->ws, nib, e, nb, ng);
@@ -179,7 +181,7 @@ static int multiply(const tk_q8_row *row, float *y, const float *x, const int8_t
     const int64_t q_bytes = x != NULL ? round_up_64(widest * K) : 0;
     const int64_t s_bytes = x != NULL ? round_up_64(widest * nb64 * (int64_t)sizeof(float)) : 0;
     const int64_t edge_bytes = rest > 0 ? widest * mr * (int64_t)sizeof(float) : 0;
-    const int64_t expanded = m->w == NULL && T > 1 ? least(near, groups + (rest > 0)) : 0;
+    const int64_t expanded = m->w == NULL && widest > MX4_FEW ? least(near, groups + (rest > 0)) : 0;
     const int64_t w_bytes = round_up_64(expanded * plane);
     const int64_t ws_bytes = round_up_64(expanded * scales * (int64_t)sizeof(float));
     const int64_t bytes = xa_bytes + q_bytes + s_bytes + w_bytes + ws_bytes + edge_bytes;

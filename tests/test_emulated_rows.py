@@ -1,0 +1,464 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows whose instructions this CPU lacks, run by trap and emulate: the shipped objects, the family's own gates.
+
+AVX-VNNI and VNNI-INT8 rows (VEX encodings) and AMX rows. What retires in the handler is counted, and compared with
+what a row's parameters say. A CPU that has the instructions runs the same tests on them, uncounted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import faulthandler
+import functools
+import os
+import re
+import resource
+import signal
+import subprocess
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import emulate
+import numpy as np
+import pytest
+import q8_cases as exact
+
+from tunekit.cpu import this_features
+from tunekit.cpu.features import implied
+from tunekit.q8 import fixtures, grid, kernels, oracle, product
+from tunekit.q8.layout import aligned, layout_of, pack_plane
+from tunekit.rows import Row
+
+KERNEL = kernels.q8q8.kernel
+BLOCK = grid.BLOCK
+
+pytestmark = [
+    pytest.mark.build,
+    pytest.mark.skipif(emulate.why_not() is not None, reason=f"no emulation here: {emulate.why_not()}"),
+]
+
+Object = tuple[Row, tuple[str, ...]]
+
+
+def _objects() -> list[Object]:
+    """Every object of the grid that has instructions which the handler performs."""
+    return [(row, f) for row in grid.ROWS for f in grid.targets(row) if implied(f) & emulate.EMULATED]
+
+
+def _name(item: Object) -> str:
+    return item[0].suffix
+
+
+OBJECTS = _objects()
+AMX = [item for item in OBJECTS if item[0]["dot"] == "amx_int8"]
+VECTOR = [item for item in OBJECTS if item[0]["dot"] != "amx_int8"]
+
+
+class Narrow:
+    """A row of matrix tiles without its 512-bit companions: its GEMV is the tile with one token.
+
+    For a CPU without AVX-512. Everything else of the unit, tile, configuration, quantiser, is the real thing.
+    """
+
+    def __init__(self, bound: Any) -> None:
+        self._bound = bound
+        self.kernel, self.suffix, self.row, self.alternative = bound.kernel, bound.suffix, bound.row, bound.alternative
+        p, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+        tile = ctypes.CFUNCTYPE(None, p, i64, p, p, p, i64, i64, i32, i32, i32)(bound.address("q8q8"))
+
+        def gemv(y: int, w: int, ws: int, xa: int, tokens: int, t: int, nb: int, ng: int) -> None:
+            tile(y, 0, w, ws, xa, tokens, t, 1, nb, ng)
+
+        self._gemv = ctypes.CFUNCTYPE(None, p, p, p, p, i64, i64, i32, i32)(gemv)
+
+    def address(self, name: str) -> int:
+        if name in ("q8q8_gemv", "q8q8_mx4_gemv", "q8q8_mx4_expand"):
+            return int(ctypes.cast(self._gemv, ctypes.c_void_p).value or 0)
+        return int(self._bound.address(name))
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        if name in ("q8q8_gemv", "q8q8_mx4_gemv", "q8q8_mx4_expand"):
+            raise AssertionError(f"{name} is 512-bit code")
+        return self._bound.call(name, *arguments)
+
+
+def _gates(narrow: bool = False) -> list[Any]:
+    """The family's gates, the costly ones thinned: a trap takes 8 us, and a gate of 7 blocks makes 20 000 of them.
+
+    Products of full range and MXFP4 of every exponent meet every number of blocks; data that is hard on the fold,
+    an even and an odd number of them.
+    """
+    every = ("full range", "every exponent")
+    found = []
+    for gate in fixtures.FIXTURES.gates():
+        if narrow and any(w in gate.name for w in ("gemv", "MXFP4")):
+            continue
+        hard = any(f", {kind}, " in gate.name for kind in fixtures.KINDS if kind not in every)
+        if hard and not gate.name.endswith((" 2 blocks", " 7 blocks")):
+            continue
+        if "traversal of MXFP4" in gate.name and not gate.name.endswith(" 4 blocks"):
+            continue
+        found.append(gate)
+    return found
+
+
+@pytest.fixture
+def trap(q8_cache: Path, environ: Callable[..., None]) -> Iterator[emulate.Trap]:
+    environ(CACHE=str(q8_cache))
+    if product.find_core() is None:
+        pytest.skip("tunekit._core is not built")
+    with emulate.trapping() as found:
+        yield found
+
+
+def _bind(item: Object, narrow: bool = False) -> Any:
+    row, features = item
+    if row["dot"] == "amx_int8" and not narrow and not implied(features) <= this_features() | emulate.EMULATED:
+        narrow = True
+    try:
+        bound = emulate.bind(KERNEL, row.suffix, features, narrow)
+    except LookupError as error:
+        pytest.skip(str(error))
+    return Narrow(bound) if narrow else bound
+
+
+def _counted(retired: Counter[str]) -> None:
+    """The counts are the handler's; where the CPU performs an instruction itself there are none."""
+    if emulate.native():
+        pytest.skip("this CPU has some of the instructions itself: nothing to count")
+
+
+def test_there_are_rows() -> None:
+    assert len(AMX) >= 10
+    assert {row["dot"] for row, _ in VECTOR} == {"vpdpbusd", "vpdpbssd"}
+    assert {row.get("bias", 0) for row, _ in VECTOR} == {row.get("bias", 0) for row, _ in AMX} == {0, 128}
+
+
+@pytest.mark.parametrize("item", OBJECTS, ids=_name)
+def test_gates(trap: emulate.Trap, item: Object) -> None:
+    bound = _bind(item)
+    before = trap.retired()
+    failed = [f"{g.name}: {reason}" for g in _gates(isinstance(bound, Narrow)) if (reason := g.run(bound))]
+    assert not failed, "\n".join(failed)
+    if not emulate.native():
+        bias, dot = item[0].get("bias", 0), item[0]["dot"]
+        wanted = dot if dot != "amx_int8" else "tdpbsud" if bias else "tdpbssd"
+        seen = {name for name in trap.retired() - before if name.startswith(("vpdp", "tdp"))}
+        assert seen == {wanted}
+
+
+@pytest.mark.parametrize("item", [AMX[0], AMX[-1]], ids=_name)
+def test_the_tile_of_an_amx_row_needs_no_avx512(trap: emulate.Trap, item: Object) -> None:
+    """What a machine without AVX-512 proves of an AMX row, and that it is all of it but the 512-bit companions."""
+    bound = _bind(item, narrow=True)
+    assert isinstance(bound, Narrow)
+    failed = [f"{g.name}: {reason}" for g in _gates(narrow=True) if (reason := g.run(bound))]
+    assert not failed, "\n".join(failed)
+    tool = "objdump"
+    try:
+        code = subprocess.run(
+            [tool, "-d", "--no-show-raw-insn", str(bound._bound.module.path)], capture_output=True, text=True, timeout=60
+        ).stdout
+    except OSError:
+        pytest.skip("no objdump here")
+    functions = {part.partition(">:")[0].rpartition("<")[2]: part for part in code.split("\n\n")}
+    mine = {name: text for name, text in functions.items() if name.partition("__")[2].startswith(item[0].suffix)}
+    wide = {name for name, text in mine.items() if any(w in text for w in ("%zmm", "%k1", "%xmm16", "%ymm16"))}
+    exactly = {n for n in mine if n.partition("__")[2] == item[0].suffix or "x" in n.rpartition("_")[2]}
+    assert {name.partition("__")[0] for name in wide & exactly} <= {
+        "tk_tunekit_q8q8_gemv", "tk_tunekit_q8q8_mx4_gemv", "tk_tunekit_q8q8_mx4_expand",
+    }  # fmt: skip
+
+
+# --- what retires -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _operands(layout: Any, tokens: int, nb: int, groups: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng([tokens, nb, groups])
+    n, k = groups * layout.mr, nb * BLOCK
+    q = rng.integers(-127, 128, (tokens, k), dtype=np.int8)
+    w = rng.integers(-128, 128, (n, k), dtype=np.int8)
+    return q, fixtures.scales(rng, (tokens, nb)), w, fixtures.scales(rng, (n, nb))
+
+
+def _tile_call(trap: emulate.Trap, bound: Any, tokens: int, t0: int, nt: int, nb: int, ng: int) -> Counter[str]:
+    """What one call of the tile retires; its result is compared as well."""
+    layout = layout_of(bound.row)
+    q, s, w, ws = _operands(layout, tokens, nb, ng)
+    xa = aligned(int(bound.call("q8q8_acts_bytes", tokens, nb)), np.uint8)
+    bound.call("q8q8_prepare", xa, q, s, tokens, 0, tokens, nb)
+    planes = pack_plane(w, ws, layout)
+    y = np.full((nt, ng * layout.mr), np.nan, np.float32)
+    retired = trap.during(bound.call, "q8q8", y, y.shape[1], *planes, xa, tokens, t0, nt, nb, ng)
+    exact.same_bits(y, oracle.matmul_codes(q[t0 : t0 + nt], s[t0 : t0 + nt], w, ws))
+    return retired
+
+
+@pytest.mark.parametrize("item", VECTOR, ids=_name)
+def test_vector_rows_retire_what_their_parameters_say(trap: emulate.Trap, item: Object) -> None:
+    row, bound = item[0], _bind(item)
+    _counted(trap.retired())
+    layout, step = layout_of(row), grid.tokstep(row)
+    each = layout.mr // 8 * (BLOCK // layout.kgroup)  # dots for one token and one block of one group
+    for nt in range(1, step + 1):
+        for nb, ng in ((1, 1), (4, 2), (5, 3)):
+            retired = _tile_call(trap, bound, nt + 2, 1, nt, nb, ng)
+            assert retired == {row["dot"]: each * nt * nb * ng}, (nt, nb, ng)
+    q, s, w, ws = _operands(layout, 3, 7, 4)
+    xa = aligned(int(bound.call("q8q8_acts_bytes", 3, 7)), np.uint8)
+    bound.call("q8q8_prepare", xa, q, s, 3, 0, 3, 7)
+    y = np.empty(4 * layout.mr, np.float32)
+    retired = trap.during(bound.call, "q8q8_gemv", y, *pack_plane(w, ws, layout), xa, 3, 2, 7, 4)
+    assert retired == {row["dot"]: each * 7 * 4}
+    exact.same_bits(y, oracle.matmul_codes(q[2:], s[2:], w, ws)[0])
+
+
+def _amx_tile(row: Row, nt: int, nb: int, ng: int) -> Counter[str]:
+    """Instructions of one call of an AMX tile."""
+    side, tiles = grid.groups(row), -(-nt // 16)
+    steps = [side] * (ng // side) + [1] * (ng % side)
+    dot = "tdpbsud" if row.get("bias", 0) else "tdpbssd"
+    products = nb * tiles * ng
+    found = Counter({dot: products, "tilezero": products, "tilestored": products})
+    found["tileloadd"] = nb * sum(tiles + g for g in steps)
+    if not row.get("latch", 0):
+        found += Counter(ldtilecfg=1, tilerelease=1)
+    return found
+
+
+@pytest.mark.parametrize("item", AMX, ids=_name)
+def test_amx_rows_retire_what_their_parameters_say(trap: emulate.Trap, item: Object) -> None:
+    row, bound = item[0], _bind(item)
+    _counted(trap.retired())
+    step, latch = grid.tokstep(row), int(row.get("latch", 0))
+    assert trap.during(bound.call, "q8q8_amx_cfg") == Counter(ldtilecfg=latch)
+    for nt in sorted({1, 2, 15, 16, min(17, step), step}):
+        for nb, ng in ((1, 1), (2, 2), (3, 3), (5, 1)):
+            for tokens, t0 in ((nt, 0), (nt + 40, 7), (nt + 3, 3)):
+                assert _tile_call(trap, bound, tokens, t0, nt, nb, ng) == _amx_tile(row, nt, nb, ng), (nt, nb, ng)
+    assert trap.palette() == latch
+
+
+@pytest.mark.parametrize("item", AMX, ids=_name)
+def test_a_traversal_configures_once_and_takes_whole_steps(trap: emulate.Trap, item: Object) -> None:
+    row, bound = item[0], _bind(item)
+    _counted(trap.retired())
+    native, side = product.bind(bound), grid.groups(row)
+    for t, k, n in ((33, 96, 40), (40, 1024, 64), (5, 96, 48)):  # K 1024: a group is all of a step's 16 KiB
+        rng = np.random.default_rng([t, k, n])
+        w = rng.integers(-128, 128, (n, k), dtype=np.int8)
+        ws = fixtures.scales(rng, (n, k // BLOCK))
+        x = rng.standard_normal((t, k), dtype=np.float32)
+        y = np.empty((t, n), np.float32)
+        retired = trap.during(native.core.q8_matmul, native.row, y, x, *pack_plane(w, ws, native.layout), t, n, k)
+        exact.same_bits(y, oracle.matmul_codes(*oracle.quantize(x), w, ws))
+        count = -(-t // grid.tokstep(row))
+        widths = [t // count + (i < t % count) for i in range(count)]
+        groups, rest = divmod(n, 16)
+        near = -(-max(16384 // (16 * k), 1) // side) * side
+        steps = [min(near if count > 1 else groups, groups - g) for g in range(0, groups, near if count > 1 else groups)]
+        want = Counter(ldtilecfg=int(row.get("latch", 0)))
+        for ng in steps + [1] * bool(rest):
+            for nt in widths:
+                want += _amx_tile(row, nt, k // BLOCK, ng)
+        assert retired == want, (t, k, n)
+
+
+# --- tile state -------------------------------------------------------------------------------------------
+
+
+def _product(bound: Any, t: int = 20) -> None:
+    """A whole product, compared with the oracle."""
+    row = product.bind(bound)
+    rng = np.random.default_rng(3)
+    w, ws = rng.integers(-128, 128, (40, 96), dtype=np.int8), fixtures.scales(rng, (40, 3))
+    x = rng.standard_normal((t, 96), dtype=np.float32)
+    y = np.full((t, 40), np.nan, np.float32)
+    row.core.q8_matmul(row.row, y, x, *pack_plane(w, ws, row.layout), t, 40, 96)
+    exact.same_bits(y, oracle.matmul_codes(*oracle.quantize(x), w, ws))
+
+
+LATCH = [item for item in AMX if item[0].get("latch", 0)]
+OPEN = [item for item in AMX if not item[0].get("latch", 0)]
+
+
+@pytest.mark.parametrize("latch", LATCH, ids=_name)
+def test_tile_state_between_rows(trap: emulate.Trap, latch: Object) -> None:
+    """A row without latch releases the tiles that a row with latch has configured; the next traversal mends it."""
+    first, second = _bind(latch), _bind(OPEN[1])
+    for bound in (first, second, first, first, second, second, first):
+        _product(bound)
+        if not emulate.native():
+            assert trap.palette() == (bound is first)
+
+
+@pytest.mark.parametrize("latch", LATCH[:1], ids=_name)
+def test_every_thread_configures_its_own_tiles(trap: emulate.Trap, latch: Object) -> None:
+    bound = _bind(latch)
+    _product(bound)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            _product(bound)
+        except BaseException as error:  # an assertion in a thread is nobody's failure
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def _ends_with(act: Callable[[], None]) -> int:
+    """The signal that ends a child which does this; 0 where it returns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside other threads: the child only computes
+        child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        emulate._load().remove()
+        faulthandler.disable()
+        signal.signal(signal.SIGILL, signal.SIG_DFL)
+        signal.alarm(60)
+        with emulate.trapping():
+            act()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def test_a_latch_row_without_its_configuration_faults(trap: emulate.Trap) -> None:
+    """The mistake that the configuration companion is there for, put back."""
+    if emulate.native():
+        pytest.skip("this CPU has the instructions itself")
+    bound, other, layout = _bind(LATCH[0]), _bind(OPEN[1]), layout_of(LATCH[0][0])
+    q, s, w, ws = _operands(layout, 16, 1, 1)
+    xa = aligned(int(bound.call("q8q8_acts_bytes", 16, 1)), np.uint8)
+    bound.call("q8q8_prepare", xa, q, s, 16, 0, 16, 1)
+    y, planes = np.empty((16, 16), np.float32), pack_plane(w, ws, layout)
+    arguments = ("q8q8", y, 16, *planes, xa, 16, 0, 16, 1, 1)
+
+    def configured() -> None:
+        bound.call("q8q8_amx_cfg")
+        bound.call(*arguments)
+
+    def released_by_another() -> None:
+        _product(other)
+        bound.call(*arguments)
+
+    assert _ends_with(configured) == 0
+    assert _ends_with(released_by_another) == signal.SIGILL
+
+
+# --- mutants ----------------------------------------------------------------------------------------------
+
+
+def _mutant(item: Object, old: str | re.Pattern[str], new: str) -> Any:
+    """The row compiled from changed C, its functions in place of those of the real one."""
+    from tunekit.build_tools.plan import row_jobs
+    from tunekit.build_tools.render import render
+
+    row, features = item
+    bound = _bind(item)
+    jobs = row_jobs(KERNEL, row, "x86_64")
+    assert not isinstance(jobs, str)
+    job = next(job for job in jobs if set(features) == set(job.features))
+    text = render(KERNEL, row, "x86_64", job.alternative, job.features)
+    text, changes = re.subn(re.escape(old) if isinstance(old, str) else old, new, text)
+    assert changes, f"nothing to change: {old}"
+    optional = re.findall(r"tunekit-optional-flag: (\S+)", text)
+    for flags in (job.flags, [flag for flag in job.flags if flag not in optional]):
+        try:
+            library = emulate.compile_c(text, "mutant", *flags, "-O1", "-fvisibility=default")
+            break
+        except RuntimeError as error:
+            problem = str(error)
+    else:
+        pytest.skip(f"not compiled here: {problem}")
+    symbols = [KERNEL.symbol(name, row.suffix, job.alternative) for name, _ in KERNEL.functions]
+    addresses = tuple(int(ctypes.cast(getattr(library, s), ctypes.c_void_p).value or 0) for s in symbols)
+    mutant = dataclasses.replace(bound, built=dataclasses.replace(bound.built, addresses=addresses))
+    return mutant, library
+
+
+def _row(suffix: str) -> Object:
+    return next(item for item in OBJECTS if item[0].suffix == suffix)
+
+
+_AMX = "dot_amx_int8_width512_mr16_kstep1_nrsplit2"
+_BUSD = "dot_vpdpbusd_width256_mr8_kstep2"
+
+MUTANTS: list[tuple[str, str | re.Pattern[str], str, str | None]] = [
+    (f"{_AMX}_bias128", "_tile_dpbsud", "_tile_dpbsud", None),
+    (f"{_AMX}_bias128", "_tile_dpbsud", "_tile_dpbssd", "tile"),
+    (f"{_AMX}_bias128", "_tile_dpbsud", "_tile_dpbusd", "tile"),
+    (f"{_AMX}_bias128", "_mm256_add_epi32(a, begin)", "a", "tile"),
+    (_AMX, "_tile_dpbssd", "_tile_dpbsud", "tile"),
+    (_AMX, "_tile_dpbssd", "_tile_dpbusd", "tile"),
+    (_AMX, "skip0 * TK_SIDE", "0 * TK_SIDE", "tile"),
+    (_AMX, "skip1 * stride + tk_scales(nb)", "tk_scales(nb)", "tile"),
+    (_AMX, "_tile_zero(3);", "", "tile"),
+    (f"{_AMX}_pipe1", "products[(i & 1) ^ 1]", "products[i & 1]", "tile"),
+    (f"{_AMX}_pipe1", "products[(nb & 1) ^ 1]", "products[0]", "tile"),
+    (f"{_BUSD}_bias128", "_mm256_dpbusd_avx_epi32(acc, w, x)", "_mm256_dpbusd_avx_epi32(acc, x, w)", "tile"),
+    (f"{_BUSD}", "tk_signed(w, x))", "x)", "tile"),
+    # As an intrinsic, or where the compiler has none as assembly text.
+    ("dot_vpdpbssd_width256_mr8_kstep2", re.compile(r"dpbssd(?=_epi32\(| %2)"), "dpbsud", "tile"),
+]
+
+
+@pytest.mark.parametrize(("suffix", "old", "new", "fails"), MUTANTS, ids=[f"{m[0]}: {m[2] or 'nothing'}" for m in MUTANTS])
+def test_mutants_fail(
+    trap: emulate.Trap, suffix: str, old: str | re.Pattern[str], new: str, fails: str | None
+) -> None:
+    item = _row(suffix)
+    if item[0]["dot"] == "amx_int8" and not implied(item[1]) <= this_features() | emulate.EMULATED:
+        pytest.skip("the mutants of AMX rows run with their own GEMV")
+    mutant, _library = _mutant(item, old, new)
+    failed = next((f"{g.name}: {reason}" for g in _gates() if (reason := g.run(mutant))), None)
+    assert (failed is None) if fails is None else (failed is not None and failed.startswith(fails)), failed
+
+
+# --- the public way ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("item", OBJECTS, ids=_name)
+def test_public_pack_and_matmul(trap: emulate.Trap, item: Object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row tails and a token tail, through the calls that users make."""
+    from tunekit import q8
+
+    bound = _bind(item)
+    row = product.bind(bound)
+    monkeypatch.setattr(product, "native", lambda: row)
+    rng = np.random.default_rng(11)
+    for n, t in ((40, 5), (44, 5), (64, 17), (44, 1)):
+        if t == 1 and isinstance(bound, Narrow):
+            continue
+        m = q8.Matrix(rng.integers(-128, 128, (n, 256), dtype=np.int8), fixtures.scales(rng, (n, 8)))
+        x = rng.standard_normal((t, 256), dtype=np.float32)
+        before = trap.retired()
+        y = q8.matmul(x, m)
+        assert emulate.native() or trap.retired() != before or item[0]["dot"] == "amx_int8"
+        exact.same_bits(y, oracle.matmul_codes(*oracle.quantize(x), m.codes, m.scales))
+        exact.same_bits(q8.matmul(q8.quantize(x), m), y)
+
+
+def test_the_dispatcher_is_not_fooled(trap: emulate.Trap) -> None:
+    """While the handler is on, rows that this CPU lacks stay as refused as ever."""
+    from tunekit import dispatch
+
+    refused = dispatch.why_not(KERNEL)
+    for row, features in OBJECTS:
+        others = [implied(f) <= this_features() for f in grid.targets(row)]
+        if not implied(features) <= this_features() and not any(others):
+            assert "this CPU lacks" in refused[row.suffix] or "not built" in refused[row.suffix]
+    assert not set(dispatch.grid_rows(KERNEL)) & set(refused)
