@@ -61,7 +61,7 @@ int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q
 
 /*
  * The same for MXFP4 weights: nib and e are the nibble and exponent planes of the row's layout. One
- * token meets the nibbles themselves; for several, a few groups at a time are expanded into scratch.
+ * token, or a few, meet the nibbles themselves; for more, some groups at a time are expanded into scratch.
  * The row must have the two functions for it.
  */
 int tk_q8_mx4_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
