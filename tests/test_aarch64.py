@@ -44,7 +44,7 @@ def lacking(what: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def machine() -> Path:
-    """The folder of the AArch64 system: ``root/`` and ``site/``."""
+    """The folder of the AArch64 system: ``tree/`` and ``site/``."""
     if platform.machine() in ("aarch64", "arm64"):
         pytest.skip("this machine is AArch64: test_q8_rows.py runs its rows natively")
     for program in (COMPILER, EMULATOR):
@@ -60,7 +60,7 @@ def machine() -> Path:
 
 def cross(machine: Path) -> dict[str, str]:
     """Environment in which a build is one for the AArch64 system."""
-    headers = machine / "root/usr/include"
+    headers = machine / "tree/usr/include"
     (python,) = headers.glob("python3.*")
     return {"CC": COMPILER, "CPPFLAGS": shlex.join([f"-I{python}", f"-I{headers}"])}
 
@@ -70,10 +70,10 @@ class Arm:
 
     def __init__(self, machine: Path, site: Path) -> None:
         self.machine, self.site = machine, site
-        (self.python,) = (machine / "root/usr/bin").glob("python3.??")
+        (self.python,) = (machine / "tree/usr/bin").glob("python3.??")
 
     def command(self, cpu: str, *arguments: str | Path) -> list[str]:
-        return [EMULATOR, "-cpu", cpu, "-L", str(self.machine / "root"), str(self.python), *map(str, arguments)]
+        return [EMULATOR, "-cpu", cpu, "-L", str(self.machine / "tree"), str(self.python), *map(str, arguments)]
 
     def script(self, path: Path, cpu: str) -> Path:
         """A program of the host that stands for the interpreter: qemu-user starts children on the host."""

@@ -69,7 +69,7 @@ def test_gguf_reads_the_same_values() -> None:
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e-37, 1e30])
-def test_weights_that_gguf_quantised(size: float) -> None:
+def test_weights_that_gguf_quantised(tier: str, size: float) -> None:
     gguf = pytest.importorskip("gguf")
     kind = gguf.GGMLQuantizationType.MXFP4
     rng = np.random.default_rng(3)
