@@ -526,10 +526,13 @@ def _ask_another(command: str, kernels: Sequence[Kernel], rows: Sequence[str], f
     words += [word for row in rows for word in ("--row", row)]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise TunekitError(f"{command!r} cannot be run: {error.strerror or error}") from error
+    try:
         answers = json.loads(done.stdout)["execution"]["objects"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        said = done.stderr.strip()[-300:] if not isinstance(error, OSError) else str(error)
-        raise TunekitError(f"{command!r} gave no verdicts: {said or error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        said = done.stderr.strip()[-300:] or f"it ended with {gate.describe_end(done.returncode)}"
+        raise TunekitError(f"{command!r} gave no verdicts: {said}") from error
     known = {item.key: item for item in found}
     for answer in answers:
         theirs = Executed(**{**answer, "features": tuple(answer["features"])})
