@@ -47,8 +47,12 @@ LEAST_ROUNDS = 4
 """Fewer rounds than this decide nothing: :func:`estimate` gives them an error that is above any margin."""
 
 BEST_LEAD = LEAST_MARGIN / 2
-"""The lead in the best samples that a challenger must show. The whole margin would ask more of the few best samples
-than of the centre, whose error is known, and lose one true gain of 5 % in ten; none would let a preempted one fall."""
+"""The lead in the best samples that a challenger must show. Simulated, 200 races each, this against the whole margin:
+true gains of 5 % found under 3 % noise, 185 against 166 (90 % are wanted); a tied row crowned where the fallback alone
+was interrupted in three of four windows, 11 against 0, and in nine of ten, 87 against 14; a row slower by 4 %, as often
+with either: never at three of four, 11 times at nine of ten. So it buys true gains with changes among equals. Where the
+fallback alone loses nearly every window no sample tells the truth, and nothing here helps.
+"""
 
 NOISE, BEST = "noise", "best samples"
 
