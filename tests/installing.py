@@ -48,6 +48,14 @@ def copy_tree(target: Path) -> Path:
     return target
 
 
+@functools.cache
+def _private() -> Path:
+    """A folder for state and cache of this session's installs, where a test names none."""
+    folder = tempfile.mkdtemp(prefix="tunekit-user-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 def clean(variables: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """The environment less what could colour an install, with changes (None removes a variable)."""
     environment = {
@@ -55,6 +63,8 @@ def clean(variables: Mapping[str, str | None] | None = None) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("TUNEKIT_", "PYTHON", "COV_")) and name not in ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "VIRTUAL_ENV")
     }
+    # Not the user's own: whoever ran the README's first command has a stamped module there, which every install would load.
+    environment["TUNEKIT_HOME"], environment["TUNEKIT_CACHE"] = str(_private() / "state"), str(_private() / "cache")
     environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
     environment["PIP_ROOT_USER_ACTION"] = "ignore"
     for name, value in (variables or {}).items():

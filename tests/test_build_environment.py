@@ -440,7 +440,7 @@ def test_without_a_home_and_with_a_temporary_folder_that_forbids_execution(
     home = tmp_path / "nonexistent"
     variables = {
         "HOME": str(home), "TMPDIR": str(tmp_path / "noexec"), "CC": GCC, "XDG_CACHE_HOME": None, "XDG_STATE_HOME": None,
-        "PIP_NO_CACHE_DIR": "1",
+        "PIP_NO_CACHE_DIR": "1", "TUNEKIT_HOME": None, "TUNEKIT_CACHE": None,
     }  # fmt: skip
     place, _ = install(tmp_path, house, variables, wrap=tuple(wrap))
     found = json.loads(run([place.python, "-W", "error", "-c", PRODUCT], variables, cwd=place.folder).stdout)
