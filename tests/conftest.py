@@ -4,22 +4,35 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Proofs of rows that this machine lacks: instruction counts of both compilers, the emulator, AArch64 under qemu (which
-# .ci/aarch64 sets up). They are being completed and take many minutes, so they run when asked: PROOFS=1 pytest FILE.
-collect_ignore = (
-    [] if os.environ.get("PROOFS") == "1" else ["test_emission.py", "test_emulated_rows.py", "test_aarch64.py"]
-)
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """``-n``: tests that share something costly run in one worker (``xdist_group``), so that it is made once."""
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "loadgroup"
+
+
+def lacking(what: str) -> NoReturn:
+    """A tool that a check needs is missing: fatal in CI, a reason to skip elsewhere."""
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        pytest.fail(f"CI needs {what}")
+    pytest.skip(f"needs {what}")
+
 
 TOY_ENVIRONMENT = {"PYTHONPATH": str(ROOT / "tests"), "PYTHONWARNINGS": "error::SyntaxWarning"}
 
@@ -81,15 +94,20 @@ def toy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def q8_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder with the whole grid of the family, built once per session."""
-    folder = tmp_path_factory.mktemp("q8cache")
+    """A cache folder with the whole grid of the family, built once per session, whatever number of workers it has."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "q8cache"
     code = (
         "from tunekit import dispatch; import tunekit.q8.kernels; from tunekit.build_tools import build_cached\n"
         "report = build_cached(dispatch.kernels('tunekit'), 'grid'); print(report)"
     )
-    done = run_python(code, {"TUNEKIT_CACHE": str(folder)}, timeout=600)
-    if done.returncode:
-        pytest.skip(f"the grid cannot be built here: {done.stderr.strip()[-300:]}")
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            done = run_python(code, {"TUNEKIT_CACHE": str(folder)}, timeout=600)
+            if done.returncode:
+                shutil.rmtree(folder)
+                lacking(f"a compiler that builds the grid: {done.stderr.strip()[-300:]}")
     return folder
 
 

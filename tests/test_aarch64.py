@@ -8,7 +8,6 @@ own gates bit by bit, and a plain one, on which three CPUs must choose three dif
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
 import shutil
@@ -17,15 +16,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, lacking
 from installing import clean, copy_tree, pip, run
 
 from tunekit.q8 import grid
 
-pytestmark = [pytest.mark.aarch64, pytest.mark.build]
+pytestmark = [pytest.mark.aarch64, pytest.mark.build, pytest.mark.xdist_group("aarch64")]
 
 COMPILER = "aarch64-linux-gnu-gcc"
 EMULATOR = "qemu-aarch64"
@@ -33,13 +32,6 @@ INSIDE = Path(__file__).parent / "aarch64_inside.py"
 LEGS = [leg for leg in grid.LEGS if leg.arch == "aarch64"]
 ROWS = [row.suffix for row in grid.ROWS if grid.leg_of(row) in LEGS and grid.number(row, "mr") >= 4]
 SMMLA = [row.suffix for row in grid.ROWS if row.suffix in ROWS and grid.value(row, "dot") == "smmla"]
-
-
-def lacking(what: str) -> NoReturn:
-    """Fatal in CI, a reason to skip at home."""
-    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-        pytest.fail(f"CI needs {what}")
-    pytest.skip(f"needs {what}")
 
 
 @pytest.fixture(scope="session")

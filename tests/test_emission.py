@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,24 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT, run_python
+from conftest import ROOT, lacking, run_python
 
 from tunekit import verify
 from tunekit.errors import ToolchainError, TunekitError
 from tunekit.measure.fixtures import SPILLS, Count, Unit
 from tunekit.q8 import emission, grid, kernels
 
-pytestmark = [pytest.mark.build, pytest.mark.slow]
+pytestmark = [pytest.mark.build, pytest.mark.slow, pytest.mark.xdist_group("emission")]
 
 KERNEL = kernels.q8q8.kernel
 ARCHES = ("x86_64", "aarch64")
-
-
-def missing(reason: str) -> None:
-    """A tool that CI must have and a contributor may lack."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 # --- reading objects back --------------------------------------------------------------------------------
@@ -202,8 +194,7 @@ def proofs(proof_objects: Path) -> verify.Emission:
     try:
         return verify.emission([KERNEL], folder=proof_objects)
     except ToolchainError as error:
-        missing(str(error))
-        raise
+        lacking(str(error))
 
 
 def of(proofs: verify.Emission, suffix: str) -> Iterator[verify.Proof]:
@@ -212,7 +203,7 @@ def of(proofs: verify.Emission, suffix: str) -> Iterator[verify.Proof]:
 
 def test_both_compilers_and_both_architectures(proofs: verify.Emission) -> None:
     if proofs.missing:
-        missing("; ".join(proofs.missing))
+        lacking("; ".join(proofs.missing))
     seen = {(verify.short_label(p.compiler).split()[0], p.arch) for p in proofs.proofs}
     assert seen == {("gcc", "x86_64"), ("gcc", "aarch64"), ("clang", "x86_64"), ("clang", "aarch64")}
 
@@ -226,7 +217,7 @@ def test_row(proofs: verify.Emission, row: Any) -> None:
         assert f"{KERNEL.key} {row.suffix}" in proofs.declined
         return
     if not found:
-        missing(f"no compiler for {arches}: {'; '.join(proofs.missing)}")
+        lacking(f"no compiler for {arches}: {'; '.join(proofs.missing)}")
     wanted = {tuple(features) for features in grid.targets(row)}
     assert {p.features for p in found} == wanted
     made = [p for p in found if not p.problem]
@@ -234,7 +225,7 @@ def test_row(proofs: verify.Emission, row: Any) -> None:
         # A compiler older than the instruction is no fault of the row, as long as another one made it.
         assert not proof.problem or re.search("unrecognized|unknown argument|unsupported|no such instruction", proof.problem)
     if {p.features for p in made} != wanted:
-        missing(f"{row.suffix}: no compiler here makes it: {[p.problem for p in found if p.problem][:1]}")
+        lacking(f"{row.suffix}: no compiler here makes it: {[p.problem for p in found if p.problem][:1]}")
     failed = [f"{p.compiler} {p.features}: {gate}" for p in made for gate in p.failed]
     assert not failed, "\n".join(failed)
     assert all(len(p.gates) > 20 for p in made)
@@ -359,7 +350,7 @@ def test_the_seeds_counts(proofs: verify.Emission, suffix: str, function: str, i
     assert row is not None, "every row of the seeds is in the grid"
     made = list(of(proofs, suffix))
     if not made:
-        missing(f"nothing here compiles {suffix}")
+        lacking(f"nothing here compiles {suffix}")
     for proof in made:
         alternative = [tuple(f) for f in grid.targets(row)].index(proof.features)
         name = _symbol(suffix, function, alternative)
@@ -437,8 +428,7 @@ def test_a_known_mistake_is_seen(
     runner = Runner()
     toolchain = next((t for t in find_toolchains(runner, ["gcc"])[0] if t.arch == "x86_64"), None)
     if toolchain is None:
-        missing("no gcc for x86_64")
-        return
+        lacking("no gcc for x86_64")
     jobs = row_jobs(KERNEL, row, "x86_64")
     assert not isinstance(jobs, str), jobs
     text = render(KERNEL, row, "x86_64", 0, jobs[0].features)
@@ -462,7 +452,7 @@ def test_command(tmp_path: Path) -> None:
     row = "dot_maddubs_width256_mr8_kstep2"
     done = run_verify("--emission", "--kernel", "q8q8", "--row", row, "--compilers", "gcc", "--json")
     if done.returncode == 3:
-        missing(done.stderr)
+        lacking(done.stderr)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)["emission"]
     assert answer["failed"] == 0
@@ -497,7 +487,7 @@ def test_a_failed_gate_is_status_1(tmp_path: Path) -> None:
     )
     done = run_python(code)
     if done.returncode == 3:
-        missing(done.stderr)
+        lacking(done.stderr)
     assert done.returncode == 1
     assert "expected 7, found 8" in done.stdout
 

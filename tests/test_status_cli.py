@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import ROOT, TOY_ENVIRONMENT
 
 import tunekit as tk
-from tunekit import _manifest, _status, cpu, dispatch
+from tunekit import _manifest, _proofs, _status, cpu, dispatch
 from tunekit.__main__ import main
 
 
@@ -278,3 +279,41 @@ def test_a_checkout_that_nobody_installed_says_so(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "run: pip install -e ." in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# --- proofs ----------------------------------------------------------------------------------------------
+
+
+def proven(row: str, state: str, reason: str = "", how: str = "this CPU") -> SimpleNamespace:
+    return SimpleNamespace(
+        row=row, arch="x86_64", features=("avx2",), how=how if state != "unproven" else "", state=state, reason=reason
+    )
+
+
+def test_rows_are_marked_by_what_verify_found(capsys: pytest.CaptureFixture[str], toy: Any) -> None:
+    kernel = toy.toy.kernel
+    before = as_json(capsys, "status", "--why-not", "toy")["rows"]
+    _proofs.save(kernel, [proven("k1", "passed"), proven("k2", "failed", "tile: 3 of 8 differ"), proven("k4", "passed")])
+    _proofs.save(kernel, [proven("k4", "unproven", "this CPU lacks it")])  # asked again alone; the others stay
+    after = as_json(capsys, "status", "--why-not", "toy")["rows"]
+    assert after["k1"].startswith(f"{before['k1']}; proven by this CPU on 20")
+    assert after["k2"] == f"{before['k2']}; FAILED its gates (x86_64: avx2: tile: 3 of 8 differ)"
+    assert after["k4"] == f"{before['k4']}; unproven here (x86_64: avx2: this CPU lacks it)"
+    assert after["k9"] == before["k9"]
+
+
+def test_one_unproven_object_leaves_a_row_unproven(toy: Any) -> None:
+    other = proven("k1", "unproven", "no emulator")
+    other.features = ("avx512f",)
+    _proofs.save(toy.toy.kernel, [proven("k1", "passed"), other])
+    assert _proofs.mark(toy.toy.kernel, "k1") == "unproven here (x86_64: avx512f: no emulator)"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, "{}", '{"toy": 3}', '{"toy": {"code": "CODE", "rows": []}}', '{"toy": {"code": "CODE", "rows": {"k1": 3}}}', '{"toy": {"code": "CODE", "rows": {"k1": {"x": {}}}}}', '{"toy": {"code": "other", "rows": {"k1": {"x": {"state": "failed", "how": "", "reason": "", "date": ""}}}}}'])  # fmt: skip
+def test_verdicts_that_are_torn_or_of_other_code_say_nothing(toy: Any, text: str) -> None:
+    path = _proofs.path_of("toyscope")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.replace("CODE", _proofs._code(toy.toy.kernel)))
+    assert _proofs.mark(toy.toy.kernel, "k1") is None
+    _proofs.save(toy.toy.kernel, [proven("k1", "passed")])
+    assert "proven by this CPU" in str(_proofs.mark(toy.toy.kernel, "k1"))

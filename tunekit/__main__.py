@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, _status, core, cpu, dispatch, paths
+from tunekit import _manifest, _proofs, _status, core, cpu, dispatch, paths
 from tunekit.console import Console, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ToolchainError, TunekitError
@@ -281,6 +281,9 @@ def _verify_command(options: argparse.Namespace) -> int:
             executed = verify.execution(kernels, options.row, options.also, options.in_process, progress)
             console.clear()
             failed = failed or any(item.state == "failed" for item in executed)
+            if not options.in_process:  # else another Python asks, and keeps the answers
+                for kernel in kernels:
+                    _proofs.save(kernel, [item for item in executed if item.kernel == kernel.key])
             answer["execution"] = {"objects": [vars(item) for item in executed]}
             if not options.json:
                 print("\n".join(verify.execution_table(executed)))

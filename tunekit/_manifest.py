@@ -171,7 +171,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file of the state folder against other writers. Raises ManifestError where that cannot be had."""
     import filelock
 
     try:
@@ -196,7 +197,7 @@ def save(path: Path, entries: Mapping[str, str], record: Mapping[str, Any] | Non
     """
     if path.is_dir():
         raise ManifestError(f"{path} is a folder; name a file in TUNEKIT_MANIFEST")
-    with _locked(path):
+    with locked(path):
         merged: dict[str, Any] = {}
         old = read_manifest(path)
         if old.exists and old.problem:

@@ -7,7 +7,7 @@ import logging
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tunekit import _manifest, dispatch
+from tunekit import _manifest, _proofs, dispatch
 from tunekit.choose import refusal
 from tunekit.cpu import this_box, this_cpu
 from tunekit.cpu.features import why_not as feature_why_not
@@ -105,11 +105,16 @@ def log_status(application: str) -> None:
 
 
 def explain_row(kernel: Kernel, suffix: str) -> str:
-    """Why a row is, or is not, the one that runs: legality, compiler, feature, operating system, gate, race.
+    """Why a row is, or is not, the one that runs: legality, compiler, feature, operating system, gate, race, proof.
 
     Raises:
         TunekitError: the grid has no such row.
     """
+    answer, proof = _choice_of(kernel, suffix), _proofs.mark(kernel, suffix)
+    return f"{answer}; {proof}" if proof else answer
+
+
+def _choice_of(kernel: Kernel, suffix: str) -> str:
     if not kernel.knows(suffix):
         raise TunekitError(
             f"kernel {kernel.key} has no row {suffix!r}; its rows: {', '.join(r.suffix for r in kernel.rows)}"
