@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """``-n``: tests that share something costly run in one worker (``xdist_group``), so that it is made once."""
+    """Before any test.
+
+    With ``-n``, tests that share something costly run in one worker (``xdist_group``), so that it is made once. And
+    Ctrl-C is as a terminal has it: a shell's ``&`` starts us with SIGINT ignored, which every child would inherit.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist = "loadgroup"
 
