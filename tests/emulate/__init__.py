@@ -3,8 +3,8 @@
 
 ``with trapping() as trap:`` performs AVX-VNNI and VNNI-INT8 (VEX encodings) and AMX tile instructions in a SIGILL
 handler (trap.c); ``trap.retired()`` counts what it performed. A CPU that has an instruction runs it itself, and
-then it is not counted. Nothing here fools the dispatcher: :func:`bind` makes a row callable below it. What a signal handler cannot
-perform, AVX-512, :mod:`emulate.machine` executes.
+then it is not counted. What a signal handler cannot perform, AVX-512, :mod:`emulate.machine` executes. Nothing here
+fools the dispatcher: :func:`bind` makes a row callable below it.
 """
 
 from __future__ import annotations
