@@ -54,7 +54,19 @@ setup(
         "platformdirs>=2.6",
         "filelock>=3.8",
     ],
-    extras_require={"test": ["pytest>=7", "pytest-xdist>=3", "hypothesis>=6", "ruff>=0.9", "mypy>=1.10", "gguf>=0.10"]},
+    extras_require={
+        "test": [
+            "pytest>=7",
+            "pytest-xdist>=3",
+            "hypothesis>=6",
+            "ruff>=0.9",
+            "mypy>=1.10",
+            "gguf>=0.10",
+            # A CPU of software for AVX-512 rows; wheels for these alone. tests/emulate/machine.py knows its version.
+            "bochscpu-python==0.4.0; sys_platform == 'linux' and platform_machine == 'x86_64' "
+            "and implementation_name == 'cpython'",
+        ]
+    },
     entry_points={"distutils.setup_keywords": ["tunekit_modules = tunekit.build_tools.hook:tunekit_modules"]},
     ext_modules=[
         hook.CoreExtension("tunekit/csrc"),

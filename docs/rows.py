@@ -38,9 +38,14 @@ EXECUTED = (
     (
         {"amx-tile"},
         "natively where the CPU has AMX; elsewhere tile and configuration by trap and emulate, and the 512-bit GEMV "
-        "companions only where the CPU has AVX512-VNNI",
+        "and MXFP4 companions, where the CPU has no AVX512-VNNI, by Bochs (`bochscpu-python`) in the same process",
     ),
-    ({"avx512f"}, "natively, where the CPU has it; unproven elsewhere"),
+    (
+        {"avx512f"},
+        "natively where the CPU has it, elsewhere by Bochs (`bochscpu-python`), in place in the memory of the process "
+        "that tests it; with `EMULATE_ALL=1` in the environment everywhere",
+    ),
+    ({"avx512vl"}, "as with `avx512f`"),
     ({"avxvnniint8"}, "natively where the CPU has it, elsewhere by trap and emulate"),
     ({"avxvnni"}, "natively where the CPU has it, elsewhere by trap and emulate"),
     ({"avx2"}, "natively"),

@@ -20,18 +20,29 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
+TOGETHER = {"test_aarch64.py", "test_emission.py"}
+"""Files whose tests share something that is costly to make: each runs in one worker."""
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure(config: pytest.Config) -> None:
-    """Before any test.
 
-    With ``-n``, tests that share something costly run in one worker (``xdist_group``), so that it is made once. And
-    Ctrl-C is as a terminal has it: a shell's ``&`` starts us with SIGINT ignored, which every child would inherit.
-    """
+def pytest_configure() -> None:
+    """Have Ctrl-C as a terminal has it: a shell's ``&`` starts us with SIGINT ignored, and children would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if getattr(config.option, "dist", "no") == "load":
-        config.option.dist = "loadgroup"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out files of :data:`TOGETHER` whole and other tests one by one (the mark xdist_group does nothing in pytest 9.2)."""
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if Path(file).name in TOGETHER else nodeid
+
+    return Scheduling(config, log)
 
 
 def lacking(what: str) -> NoReturn:

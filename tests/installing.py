@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, lacking
 
 RUN_TIME = ("numpy", "cffi", "platformdirs", "filelock")
 """What a tuned application needs."""
@@ -89,13 +89,6 @@ def run(
     return done
 
 
-def unreachable(what: str) -> None:
-    """No registry: fatal in CI, a reason to skip at home."""
-    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-        pytest.fail(f"CI needs a package index: {what}")
-    pytest.skip(f"no package index: {what}")
-
-
 @dataclass(frozen=True)
 class Wheelhouse:
     """A folder of wheels, and the folders that stand in for an environment with some of them installed."""
@@ -117,7 +110,7 @@ def pip() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     got = run([sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--target", folder, "pip"], check=False)
     if got.returncode != 0:
-        unreachable(got.stderr.strip()[-600:])
+        lacking(f"a package index: {got.stderr.strip()[-600:]}")
     return Path(folder) / "pip"
 
 
@@ -127,7 +120,7 @@ def fill_wheelhouse(folder: Path) -> Wheelhouse:
     house = Wheelhouse(folder / "wheels", folder / "run-time", folder / "build")
     got = run([sys.executable, pip(), "download", "-q", "-d", house.folder, *WHEELHOUSE], check=False)
     if got.returncode != 0:
-        unreachable(got.stderr.strip()[-600:])
+        lacking(f"a package index: {got.stderr.strip()[-600:]}")
     for target, names in ((house.run_time, RUN_TIME), (house.build, (*BUILD, "wheel", "platformdirs", "filelock"))):
         run([sys.executable, pip(), "install", "-q", "--no-compile", "--target", target, *names], house.variables)
     return house

@@ -24,7 +24,7 @@ from installing import clean, copy_tree, pip, run
 
 from tunekit.q8 import grid
 
-pytestmark = [pytest.mark.aarch64, pytest.mark.build, pytest.mark.xdist_group("aarch64")]
+pytestmark = [pytest.mark.aarch64, pytest.mark.build]
 
 COMPILER = "aarch64-linux-gnu-gcc"
 EMULATOR = "qemu-aarch64"

@@ -20,7 +20,7 @@ from tunekit.errors import ToolchainError, TunekitError
 from tunekit.measure.fixtures import SPILLS, Count, Unit
 from tunekit.q8 import emission, grid, kernels
 
-pytestmark = [pytest.mark.build, pytest.mark.slow, pytest.mark.xdist_group("emission")]
+pytestmark = [pytest.mark.build, pytest.mark.slow]
 
 KERNEL = kernels.q8q8.kernel
 ARCHES = ("x86_64", "aarch64")
@@ -518,13 +518,13 @@ def test_objects_of_an_execution_name_why_they_are_unproven() -> None:
 
 
 def test_execution_command(q8_cache: Path) -> None:
-    """One row that an AVX2 machine runs, one that no x86 machine does, one of AMX, and another Python that is asked."""
+    """One row that an AVX2 machine runs, one that no x86 machine does, ones of AMX and AVX-512, and another Python that is asked."""
     rows = {"x86_64": "dot_maddubs_width256_mr8_kstep2", "aarch64": "kstep2"}
     amx = "dot_amx_int8_width512_mr16_kstep1_nrsplit1"
-    words = [word for row in (*rows.values(), amx) for word in ("--row", row)]
-    done = run_verify(
-        "--execution", "--json", *words, "--also", f"{sys.executable} -W ignore", TUNEKIT_CACHE=str(q8_cache)
-    )
+    wide = "dot_vpdpbusd_width256_mr8_kstep2"
+    words = [word for row in (*rows.values(), amx, wide) for word in ("--row", row)]
+    also = ("--also", f"{sys.executable} -W ignore")
+    done = run_verify("--execution", "--json", *words, *also, TUNEKIT_CACHE=str(q8_cache), EMULATE_ALL="1")
     assert done.returncode == 0, done.stderr
     found = {item["row"]: item for item in json.loads(done.stdout)["execution"]["objects"]}
     for arch, row in rows.items():
@@ -534,9 +534,34 @@ def test_execution_command(q8_cache: Path) -> None:
         elif set(found[row]["features"]) <= verify.this_features():
             assert found[row]["state"] == "passed"
             assert found[row]["how"]
-    reason, together = verify._emulated() if verify.find_emulator() else ("no emulator", frozenset())
-    emulated = reason is None and set(found[amx]["features"]) <= together
-    assert found[amx]["state"] == ("passed" if emulated else "unproven"), found[amx]
+    if verify.this_cpu().arch != "x86_64" or not sys.platform.startswith("linux"):
+        return
+    ways = {how: problem for how, _, problem in verify._emulators()}
+    assert set(ways) == {verify.TRAPPED, verify.MACHINE}
+    if wanting := [problem for problem in ways.values() if problem]:
+        lacking(wanting[0])
+    assert found[amx]["state"] == "passed", found[amx]
+    assert found[amx]["how"] == verify.TRAPPED_AND_MACHINE
+    objects = json.loads(done.stdout)["execution"]["objects"]
+    busd = {x["features"][-1]: x for x in objects if x["row"] == wide}
+    assert {x["state"] for x in busd.values()} == {"passed"}
+    assert busd["avx512vl"]["how"] == verify.MACHINE
+
+
+def test_without_its_tool_an_object_is_unproven_and_says_what_to_install(
+    q8_cache: Path, environ: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ(CACHE=str(q8_cache))
+    monkeypatch.setenv("EMULATE_ALL", "1")
+    problem = "no bochscpu here; pip install bochscpu-python"
+    emulators = [(how, have, problem if how == verify.MACHINE else p) for how, have, p in verify._emulators()]
+    if not emulators:
+        pytest.skip("no emulator is written for this architecture")
+    monkeypatch.setattr(verify, "_emulators", lambda: emulators)
+    rows = ["dot_vpdpbusd_width512_mr16_kstep2", "dot_amx_int8_width512_mr16_kstep1_nrsplit1"]
+    found = verify.execution([KERNEL], rows)
+    assert [item.state for item in found] == ["unproven", "unproven"]
+    assert all(problem in item.reason for item in found)
 
 
 @pytest.mark.parametrize("command", ["/no/such/python", "false", "echo"])

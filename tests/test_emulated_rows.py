@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows whose instructions this CPU lacks, run by trap and emulate: the shipped objects, the family's own gates.
 
-AVX-VNNI and VNNI-INT8 rows (VEX encodings) and AMX rows. What retires in the handler is counted, and compared with
-what a row's parameters say. A CPU that has the instructions runs the same tests on them, uncounted.
+AVX-VNNI and VNNI-INT8 rows (VEX encodings) and AMX rows; of these the 512-bit companions run in the machine
+(emulate/machine.py) where the CPU has no AVX-512. What retires in the handler is counted, and compared with what a
+row's parameters say. A CPU that has the instructions runs the same tests on them, uncounted.
 """
 
 from __future__ import annotations
 
-import ctypes
-import dataclasses
 import faulthandler
 import functools
 import os
@@ -27,22 +26,19 @@ import emulate
 import numpy as np
 import pytest
 import q8_cases as exact
+from conftest import lacking
+from emulate import machine
+from emulate.rows import KERNEL, Object, bind, failures, mutant, thinned
 
 from tunekit.cpu import this_features
 from tunekit.cpu.features import implied
-from tunekit.q8 import fixtures, grid, kernels, oracle, product
+from tunekit.q8 import fixtures, grid, oracle, product
 from tunekit.q8.layout import aligned, layout_of, pack_plane
 from tunekit.rows import Row
 
-KERNEL = kernels.q8q8.kernel
 BLOCK = grid.BLOCK
 
-pytestmark = [
-    pytest.mark.build,
-    pytest.mark.skipif(emulate.why_not() is not None, reason=f"no emulation here: {emulate.why_not()}"),
-]
-
-Object = tuple[Row, tuple[str, ...]]
+pytestmark = pytest.mark.build
 
 
 def _objects() -> list[Object]:
@@ -59,72 +55,17 @@ AMX = [item for item in OBJECTS if item[0]["dot"] == "amx_int8"]
 VECTOR = [item for item in OBJECTS if item[0]["dot"] != "amx_int8"]
 
 
-class Narrow:
-    """A row of matrix tiles without its 512-bit companions: its GEMV is the tile with one token.
-
-    For a CPU without AVX-512. Everything else of the unit, tile, configuration, quantiser, is the real thing.
-    """
-
-    def __init__(self, bound: Any) -> None:
-        self._bound = bound
-        self.kernel, self.suffix, self.row, self.alternative = bound.kernel, bound.suffix, bound.row, bound.alternative
-        p, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-        tile = ctypes.CFUNCTYPE(None, p, i64, p, p, p, i64, i64, i32, i32, i32)(bound.address("q8q8"))
-
-        def gemv(y: int, w: int, ws: int, xa: int, tokens: int, t: int, nb: int, ng: int) -> None:
-            tile(y, 0, w, ws, xa, tokens, t, 1, nb, ng)
-
-        self._gemv = ctypes.CFUNCTYPE(None, p, p, p, p, i64, i64, i32, i32)(gemv)
-
-    def address(self, name: str) -> int:
-        if name in ("q8q8_gemv", "q8q8_mx4_gemv", "q8q8_mx4_expand"):
-            return int(ctypes.cast(self._gemv, ctypes.c_void_p).value or 0)
-        return int(self._bound.address(name))
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        if name in ("q8q8_gemv", "q8q8_mx4_gemv", "q8q8_mx4_expand"):
-            raise AssertionError(f"{name} is 512-bit code")
-        return self._bound.call(name, *arguments)
-
-
-def _gates(narrow: bool = False) -> list[Any]:
-    """The family's gates, the costly ones thinned: a trap takes 8 us, and a gate of 7 blocks makes 20 000 of them.
-
-    Products of full range and MXFP4 of every exponent meet every number of blocks; data that is hard on the fold,
-    an even and an odd number of them.
-    """
-    every = ("full range", "every exponent")
-    found = []
-    for gate in fixtures.FIXTURES.gates():
-        if narrow and any(w in gate.name for w in ("gemv", "MXFP4")):
-            continue
-        hard = any(f", {kind}, " in gate.name for kind in fixtures.KINDS if kind not in every)
-        if hard and not gate.name.endswith((" 2 blocks", " 7 blocks")):
-            continue
-        if "traversal of MXFP4" in gate.name and not gate.name.endswith(" 4 blocks"):
-            continue
-        found.append(gate)
-    return found
-
-
 @pytest.fixture
 def trap(q8_cache: Path, environ: Callable[..., None]) -> Iterator[emulate.Trap]:
+    if not emulate.possible():
+        pytest.skip("the handler is written for Linux on x86-64")
+    if reason := emulate.why_not():
+        lacking(f"no emulation here: {reason}")
     environ(CACHE=str(q8_cache))
     if product.find_core() is None:
-        pytest.skip("tunekit._core is not built")
+        lacking("tunekit._core is not built")
     with emulate.trapping() as found:
         yield found
-
-
-def _bind(item: Object, narrow: bool = False) -> Any:
-    row, features = item
-    if row["dot"] == "amx_int8" and not narrow and not implied(features) <= this_features() | emulate.EMULATED:
-        narrow = True
-    try:
-        bound = emulate.bind(KERNEL, row.suffix, features, narrow)
-    except LookupError as error:
-        pytest.skip(str(error))
-    return Narrow(bound) if narrow else bound
 
 
 def _counted(retired: Counter[str]) -> None:
@@ -141,9 +82,9 @@ def test_there_are_rows() -> None:
 
 @pytest.mark.parametrize("item", OBJECTS, ids=_name)
 def test_gates(trap: emulate.Trap, item: Object) -> None:
-    bound = _bind(item)
+    bound = bind(item)
     before = trap.retired()
-    failed = [f"{g.name}: {reason}" for g in _gates(isinstance(bound, Narrow)) if (reason := g.run(bound))]
+    failed = failures(bound, thinned())
     assert not failed, "\n".join(failed)
     if not emulate.native():
         bias, dot = item[0].get("bias", 0), item[0]["dot"]
@@ -153,26 +94,20 @@ def test_gates(trap: emulate.Trap, item: Object) -> None:
 
 
 @pytest.mark.parametrize("item", [AMX[0], AMX[-1]], ids=_name)
-def test_the_tile_of_an_amx_row_needs_no_avx512(trap: emulate.Trap, item: Object) -> None:
-    """What a machine without AVX-512 proves of an AMX row, and that it is all of it but the 512-bit companions."""
-    bound = _bind(item, narrow=True)
-    assert isinstance(bound, Narrow)
-    failed = [f"{g.name}: {reason}" for g in _gates(narrow=True) if (reason := g.run(bound))]
-    assert not failed, "\n".join(failed)
-    tool = "objdump"
+def test_only_the_companions_of_an_amx_row_use_avx512(trap: emulate.Trap, item: Object) -> None:
+    """What runs while trapping alone, and what needs AVX-512, or the machine."""
+    bound = bind(item)
     try:
         code = subprocess.run(
-            [tool, "-d", "--no-show-raw-insn", str(bound._bound.module.path)], capture_output=True, text=True, timeout=60
+            ["objdump", "-d", "--no-show-raw-insn", str(bound.module.path)], capture_output=True, text=True, timeout=60
         ).stdout
     except OSError:
-        pytest.skip("no objdump here")
+        lacking("no objdump here")
     functions = {part.partition(">:")[0].rpartition("<")[2]: part for part in code.split("\n\n")}
     mine = {name: text for name, text in functions.items() if name.partition("__")[2].startswith(item[0].suffix)}
     wide = {name for name, text in mine.items() if any(w in text for w in ("%zmm", "%k1", "%xmm16", "%ymm16"))}
     exactly = {n for n in mine if n.partition("__")[2] == item[0].suffix or "x" in n.rpartition("_")[2]}
-    assert {name.partition("__")[0] for name in wide & exactly} <= {
-        "tk_tunekit_q8q8_gemv", "tk_tunekit_q8q8_mx4_gemv", "tk_tunekit_q8q8_mx4_expand",
-    }  # fmt: skip
+    assert {name.partition("__")[0] for name in wide & exactly} <= {f"tk_tunekit_{name}" for name in machine.WIDE}
 
 
 # --- what retires -----------------------------------------------------------------------------------------
@@ -202,7 +137,7 @@ def _tile_call(trap: emulate.Trap, bound: Any, tokens: int, t0: int, nt: int, nb
 
 @pytest.mark.parametrize("item", VECTOR, ids=_name)
 def test_vector_rows_retire_what_their_parameters_say(trap: emulate.Trap, item: Object) -> None:
-    row, bound = item[0], _bind(item)
+    row, bound = item[0], bind(item)
     _counted(trap.retired())
     layout, step = layout_of(row), grid.tokstep(row)
     each = layout.mr // 8 * (BLOCK // layout.kgroup)  # dots for one token and one block of one group
@@ -234,7 +169,7 @@ def _amx_tile(row: Row, nt: int, nb: int, ng: int) -> Counter[str]:
 
 @pytest.mark.parametrize("item", AMX, ids=_name)
 def test_amx_rows_retire_what_their_parameters_say(trap: emulate.Trap, item: Object) -> None:
-    row, bound = item[0], _bind(item)
+    row, bound = item[0], bind(item)
     _counted(trap.retired())
     step, latch = grid.tokstep(row), int(row.get("latch", 0))
     assert trap.during(bound.call, "q8q8_amx_cfg") == Counter(ldtilecfg=latch)
@@ -247,7 +182,7 @@ def test_amx_rows_retire_what_their_parameters_say(trap: emulate.Trap, item: Obj
 
 @pytest.mark.parametrize("item", AMX, ids=_name)
 def test_a_traversal_configures_once_and_takes_whole_steps(trap: emulate.Trap, item: Object) -> None:
-    row, bound = item[0], _bind(item)
+    row, bound = item[0], bind(item)
     _counted(trap.retired())
     native, side = product.bind(bound), grid.groups(row)
     for t, k, n in ((33, 96, 40), (40, 1024, 64), (5, 96, 48)):  # K 1024: a group is all of a step's 16 KiB
@@ -291,7 +226,7 @@ OPEN = [item for item in AMX if not item[0].get("latch", 0)]
 @pytest.mark.parametrize("latch", LATCH, ids=_name)
 def test_tile_state_between_rows(trap: emulate.Trap, latch: Object) -> None:
     """A row without latch releases the tiles that a row with latch has configured; the next traversal mends it."""
-    first, second = _bind(latch), _bind(OPEN[1])
+    first, second = bind(latch), bind(OPEN[1])
     for bound in (first, second, first, first, second, second, first):
         _product(bound)
         if not emulate.native():
@@ -300,7 +235,7 @@ def test_tile_state_between_rows(trap: emulate.Trap, latch: Object) -> None:
 
 @pytest.mark.parametrize("latch", LATCH[:1], ids=_name)
 def test_every_thread_configures_its_own_tiles(trap: emulate.Trap, latch: Object) -> None:
-    bound = _bind(latch)
+    bound = bind(latch)
     _product(bound)
     errors: list[BaseException] = []
 
@@ -340,7 +275,7 @@ def test_a_latch_row_without_its_configuration_faults(trap: emulate.Trap) -> Non
     """The mistake that the configuration companion is there for, put back."""
     if emulate.native():
         pytest.skip("this CPU has the instructions itself")
-    bound, other, layout = _bind(LATCH[0]), _bind(OPEN[1]), layout_of(LATCH[0][0])
+    bound, other, layout = bind(LATCH[0]), bind(OPEN[1]), layout_of(LATCH[0][0])
     q, s, w, ws = _operands(layout, 16, 1, 1)
     xa = aligned(int(bound.call("q8q8_acts_bytes", 16, 1)), np.uint8)
     bound.call("q8q8_prepare", xa, q, s, 16, 0, 16, 1)
@@ -360,34 +295,6 @@ def test_a_latch_row_without_its_configuration_faults(trap: emulate.Trap) -> Non
 
 
 # --- mutants ----------------------------------------------------------------------------------------------
-
-
-def _mutant(item: Object, old: str | re.Pattern[str], new: str) -> Any:
-    """The row compiled from changed C, its functions in place of those of the real one."""
-    from tunekit.build_tools.plan import row_jobs
-    from tunekit.build_tools.render import render
-
-    row, features = item
-    bound = _bind(item)
-    jobs = row_jobs(KERNEL, row, "x86_64")
-    assert not isinstance(jobs, str)
-    job = next(job for job in jobs if set(features) == set(job.features))
-    text = render(KERNEL, row, "x86_64", job.alternative, job.features)
-    text, changes = re.subn(re.escape(old) if isinstance(old, str) else old, new, text)
-    assert changes, f"nothing to change: {old}"
-    optional = re.findall(r"tunekit-optional-flag: (\S+)", text)
-    for flags in (job.flags, [flag for flag in job.flags if flag not in optional]):
-        try:
-            library = emulate.compile_c(text, "mutant", *flags, "-O1", "-fvisibility=default")
-            break
-        except RuntimeError as error:
-            problem = str(error)
-    else:
-        pytest.skip(f"not compiled here: {problem}")
-    symbols = [KERNEL.symbol(name, row.suffix, job.alternative) for name, _ in KERNEL.functions]
-    addresses = tuple(int(ctypes.cast(getattr(library, s), ctypes.c_void_p).value or 0) for s in symbols)
-    mutant = dataclasses.replace(bound, built=dataclasses.replace(bound.built, addresses=addresses))
-    return mutant, library
 
 
 def _row(suffix: str) -> Object:
@@ -421,10 +328,11 @@ def test_mutants_fail(
     trap: emulate.Trap, suffix: str, old: str | re.Pattern[str], new: str, fails: str | None
 ) -> None:
     item = _row(suffix)
-    if item[0]["dot"] == "amx_int8" and not implied(item[1]) <= this_features() | emulate.EMULATED:
-        pytest.skip("the mutants of AMX rows run with their own GEMV")
-    mutant, _library = _mutant(item, old, new)
-    failed = next((f"{g.name}: {reason}" for g in _gates() if (reason := g.run(mutant))), None)
+    bound = bind(item)
+    changed, _library = mutant(item, old, new, bound)
+    if isinstance(bound, machine.InMachine):
+        changed = machine.within(changed)
+    failed = next((f"{g.name}: {reason}" for g in thinned() if (reason := machine.guarded(g.run, changed))), None)
     assert (failed is None) if fails is None else (failed is not None and failed.startswith(fails)), failed
 
 
@@ -436,13 +344,11 @@ def test_public_pack_and_matmul(trap: emulate.Trap, item: Object, monkeypatch: p
     """Row tails and a token tail, through the calls that users make."""
     from tunekit import q8
 
-    bound = _bind(item)
+    bound = bind(item)
     row = product.bind(bound)
     monkeypatch.setattr(product, "native", lambda: row)
     rng = np.random.default_rng(11)
     for n, t in ((40, 5), (44, 5), (64, 17), (44, 1)):
-        if t == 1 and isinstance(bound, Narrow):
-            continue
         m = q8.Matrix(rng.integers(-128, 128, (n, 256), dtype=np.int8), fixtures.scales(rng, (n, 8)))
         x = rng.standard_normal((t, 256), dtype=np.float32)
         before = trap.retired()

@@ -18,7 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("paths", "core", "cpu", "rows"),                                        # data rooms
     ("kernel", "_manifest", "choose", "module"),                             # run-time rooms
     ("dispatch",),                                                           # join
-    ("declare", "_status"),                                                  # author and application
+    ("declare", "_proofs", "_status"),                                       # author and application
     ("build_tools",),                                                        # beside
     ("q8",),                                                                 # clients
     ("measure", "tuner"),                                                    # tuner

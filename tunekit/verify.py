@@ -10,6 +10,7 @@ A row that nothing here can run is called unproven, never passed over in silence
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -323,6 +324,8 @@ def short_label(label: str) -> str:
 
 NATIVE = "this CPU"
 TRAPPED = "trap and emulate"
+MACHINE = "Bochs"
+TRAPPED_AND_MACHINE = "trap and emulate, Bochs"  # matrix tiles, and the companions that are no tiles
 _open_for_good = contextlib.ExitStack()  # of a child that emulates until its end
 
 
@@ -354,13 +357,19 @@ class Executed:
 
 
 class _GatesOnly:
-    """A family's gates without its timed workloads, which are too long for an emulator."""
+    """A family's gates without its timed workloads, which are too long for an emulator.
 
-    def __init__(self, fixtures: Fixtures) -> None:
-        self._fixtures = fixtures
+    With a machine of software a fault that C could not be told of is a gate's reason.
+    """
+
+    def __init__(self, fixtures: Fixtures, machine: Any = None) -> None:
+        self._fixtures, self._machine = fixtures, machine
 
     def gates(self) -> Sequence[GateCase]:
-        return self._fixtures.gates()
+        gates = self._fixtures.gates()
+        if self._machine is None:
+            return gates
+        return [GateCase(gate.name, functools.partial(self._machine.guarded, gate.run)) for gate in gates]
 
     def regimes(self) -> Sequence[Regime]:
         return ()
@@ -371,13 +380,15 @@ def _name(suffix: str, features: Sequence[str]) -> str:
 
 
 def find_emulator() -> Path | None:
-    """The trap-and-emulate handler of tunekit's own tests, which a checkout has and an installed package has not."""
+    """The emulators of tunekit's own tests, which a checkout has and an installed package has not."""
     folder = Path(__file__).resolve().parent.parent / "tests" / "emulate"
     return folder if (folder / "__init__.py").is_file() else None
 
 
 def _load_emulator(folder: str) -> Any:
-    """The package in that folder: ``EMULATED``, ``why_not()`` and ``trapping()``."""
+    """The package in that folder: ``EMULATED``, ``own()``, ``why_not()``, ``trapping()`` and ``machine``."""
+    if "emulate" in sys.modules:
+        return sys.modules["emulate"]
     spec = importlib.util.spec_from_file_location("emulate", Path(folder) / "__init__.py")
     if spec is None or spec.loader is None:
         raise TunekitError(f"{folder} holds no emulator")
@@ -387,17 +398,33 @@ def _load_emulator(folder: str) -> Any:
     return module
 
 
-def load_objects(module: str, scope: str, name: str, emulator: str = "") -> tuple[Mapping[str, BoundRow], Fixtures]:
+def _own() -> frozenset[str]:
+    """What this CPU has: in a checkout the tests' word for it, who may ask for more emulation than there need be."""
+    folder = find_emulator()
+    return frozenset(this_features()) if folder is None else _load_emulator(str(folder)).own()
+
+
+def load_objects(
+    module: str, scope: str, name: str, emulator: str = "", how: str = TRAPPED
+) -> tuple[Mapping[str, BoundRow], Fixtures]:
     """Every object of the grid that can run here, each alternative by itself: what a child process loads.
 
-    With an emulator: those that this CPU cannot run and the emulator, which is switched on for good, can.
+    With an emulator: those that this CPU cannot run and the emulator can; the trap is switched on for good. ``how`` is
+    the way in which they are run, one of the constants above.
     """
     importlib.import_module(module)
-    have = this_features()
+    have = _own()
+    less: frozenset[str] = frozenset()  # what has less in it goes another way
+    machine = None
     if emulator:
         tool = _load_emulator(emulator)
+        less = have
         have = have | tool.EMULATED
         _open_for_good.enter_context(tool.trapping())
+        if how != TRAPPED:
+            machine = importlib.import_module("emulate.machine")
+            less = have
+            have = have | machine.FEATURES
     kernel = next((k for k in dispatch.kernels(scope) if k.name == name), None)
     if kernel is None:
         raise TunekitError(f"module {module} declares no kernel {name!r} in scope {scope!r}")
@@ -405,10 +432,10 @@ def load_objects(module: str, scope: str, name: str, emulator: str = "") -> tupl
     for loaded in dispatch.loaded_modules(kernel, grid=True):
         for suffix, objects in loaded.objects(kernel).items():
             for built in objects:
-                if built.needs <= have and not (emulator and built.needs <= this_features()):
+                if built.needs <= have and not (emulator and built.needs <= less):
                     bound = dispatch.BoundRow(kernel, suffix, kernel.row(suffix), "grid", loaded, built)
-                    rows.setdefault(_name(suffix, bound.alternative), bound)
-    return rows, _GatesOnly(House().fixtures(kernel))
+                    rows.setdefault(_name(suffix, bound.alternative), machine.within(bound) if machine else bound)
+    return rows, _GatesOnly(House().fixtures(kernel), machine)
 
 
 def _objects(kernel: Kernel, rows: Sequence[str]) -> list[Executed]:
@@ -467,26 +494,41 @@ def execution(
         names = {_name(item.row, item.features): item for item in objects if item.arch == this_cpu().arch}
         known = load_objects(*arguments)[0]
         _run_gates(arguments, [name for name in names if name in known], NATIVE, names, in_process, say)
-        beyond = {name: item for name, item in names.items() if not item.how}
-        reason, emulated = _emulated()
-        wanted = [name for name, item in beyond.items() if set(item.features) <= emulated]
-        if wanted and reason is None and not in_process:
-            _run_gates((*arguments, str(find_emulator())), wanted, TRAPPED, names, False, say)
-        for item in objects:
+        lacking: dict[str, str] = {}  # objects that could be emulated, and why they were not
+        for how, features, problem in [] if in_process else _emulators():
+            wanted = [n for n, x in names.items() if not x.how and x.features and implied(x.features) <= features]
+            for way in dict.fromkeys(_way(how, names[name]) for name in wanted):
+                chosen = [name for name in wanted if _way(how, names[name]) == way]
+                if problem is None:
+                    _run_gates((*arguments, str(find_emulator()), way), chosen, way, names, False, say)
+                else:
+                    lacking.update(dict.fromkeys(chosen, f"{way} could run it, and is not here: {problem}"))
+        for name, item in names.items():
             if not item.how:
+                item.reason = lacking.get(name, "")
+        for item in objects:
+            if not item.how and not item.reason:
                 item.reason = _why_unproven(kernel, item)
     for command in also:
         _ask_another(command, kernels, rows, found)
     return found
 
 
-def _emulated() -> tuple[str | None, frozenset[str]]:
-    """Why nothing can be emulated here, or None, and the features that this CPU and the emulator have together."""
+def _emulators() -> list[tuple[str, frozenset[str], str | None]]:
+    """The emulators of a checkout, simplest first: name, the features that rows have with it, why it is not here."""
     folder = find_emulator()
-    if folder is None:
-        return "only a checkout has the emulator", frozenset()
+    if folder is None or this_cpu().arch != "x86_64":
+        return []
     tool = _load_emulator(str(folder))
-    return tool.why_not(), frozenset(this_features() | implied(tool.EMULATED))
+    machine = importlib.import_module("emulate.machine")
+    trapped = _own() | implied(tool.EMULATED)
+    no_trap = tool.why_not()
+    return [(TRAPPED, trapped, no_trap), (MACHINE, trapped | machine.FEATURES, machine.why_not() or no_trap)]
+
+
+def _way(how: str, item: Executed) -> str:
+    """The machine has no matrix tiles, and runs what stands beside them."""
+    return TRAPPED_AND_MACHINE if how == MACHINE and any(f.startswith("amx") for f in item.features) else how
 
 
 def _run_gates(
@@ -513,7 +555,7 @@ def _why_unproven(kernel: Kernel, item: Executed) -> str:
     cpu = this_cpu()
     if item.arch != cpu.arch:
         return f"code of {item.arch}, and this is {cpu.arch}"
-    missing = [f for f in item.features if f not in this_features()]
+    missing = [f for f in item.features if f not in _own()]
     if missing:
         return f"this CPU lacks {', '.join(missing)}"
     return dispatch.why_not(kernel).get(item.row) or "it was not built"

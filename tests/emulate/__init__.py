@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run code of instruction sets that this CPU lacks: trap and emulate, inside the process that tests it.
+"""Run code of instruction sets that this CPU lacks, inside the process that tests it: trap and emulate.
 
 ``with trapping() as trap:`` performs AVX-VNNI and VNNI-INT8 (VEX encodings) and AMX tile instructions in a SIGILL
 handler (trap.c); ``trap.retired()`` counts what it performed. A CPU that has an instruction runs it itself, and
-then it is not counted. Nothing here fools the dispatcher: :func:`bind` makes a row callable below it.
+then it is not counted. What a signal handler cannot perform, AVX-512, :mod:`emulate.machine` executes. Nothing here
+fools the dispatcher: :func:`bind` makes a row callable below it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import platform
 import subprocess
 import sys
@@ -81,9 +83,14 @@ class Trap:
         return self.retired() - before
 
 
+def possible() -> bool:
+    """Whether this is a system that the emulators are written for."""
+    return sys.platform == "linux" and platform.machine() == "x86_64"
+
+
 def why_not() -> str | None:
     """Why nothing can be emulated here, or None."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    if not possible():
         return "the handler is written for Linux on x86-64"
     try:
         _load()
@@ -124,7 +131,20 @@ def native() -> frozenset[str]:
     return EMULATED & this_features()
 
 
-def bind(kernel: Any, suffix: str, features: tuple[str, ...] = (), narrow: bool = False) -> Any:
+def own() -> frozenset[str]:
+    """The features that rows are taken to have natively here.
+
+    With EMULATE_ALL=1 in the environment, as if the CPU had no AVX-512: what a machine with AVX2 alone would prove.
+    """
+    from tunekit.cpu import this_features
+
+    have = frozenset(this_features())
+    if os.environ.get("EMULATE_ALL", "") in ("", "0"):
+        return have
+    return frozenset(name for name in have if not name.startswith(("avx512", "avx10")))
+
+
+def bind(kernel: Any, suffix: str, features: tuple[str, ...] = (), more: frozenset[str] = EMULATED) -> Any:
     """A built row as a BoundRow although this CPU lacks features of it, to be called while trapping.
 
     The grid module is asked below the dispatcher, which hands out no row whose needs are not met.
@@ -133,27 +153,23 @@ def bind(kernel: Any, suffix: str, features: tuple[str, ...] = (), narrow: bool 
         kernel: the declaration.
         suffix: the row.
         features: which object is wanted, where a row has several: the one compiled with all of these.
-        narrow: do without the features that only some functions of the unit use (``inside`` of the declaration);
-            the caller takes care that those are not called.
+        more: features that an emulator adds to those of this CPU.
 
     Raises:
-        LookupError: the row is not built, or wants more than what this CPU and the handler together have.
+        LookupError: the row is not built, or wants more than what there is.
     """
     from tunekit import dispatch
     from tunekit.cpu import this_features
-    from tunekit.cpu.features import implied
 
     row = kernel.row(suffix)
-    have = this_features() | EMULATED
+    have = this_features() | more
     reason = "not built"
     for loaded in dispatch.loaded_modules(kernel, grid=True):
         reason = loaded.dropped(kernel).get(suffix, reason)
         for built in loaded.objects(kernel).get(suffix, ()):
             if not set(features) <= set(built.features):
                 continue
-            inside = kernel.inside(row) if narrow else ()
-            needs = implied([f for f in built.features if f not in inside])
-            if needs <= have:
+            if built.needs <= have:
                 return dispatch.BoundRow(kernel, suffix, row, "emulated", loaded, built)
-            reason = f"beyond the handler: {', '.join(sorted(needs - have))}"
+            reason = f"beyond the emulators: {', '.join(sorted(built.needs - have))}"
     raise LookupError(f"{suffix}: {reason}")
