@@ -28,7 +28,7 @@ import pytest
 import q8_cases as exact
 from conftest import lacking
 from emulate import machine
-from emulate.rows import KERNEL, Object, bind, failures, mutant, thinned
+from emulate.rows import KERNEL, Object, bind, failures, mutant
 
 from tunekit.cpu import this_features
 from tunekit.cpu.features import implied
@@ -84,7 +84,7 @@ def test_there_are_rows() -> None:
 def test_gates(trap: emulate.Trap, item: Object) -> None:
     bound = bind(item)
     before = trap.retired()
-    failed = failures(bound, thinned())
+    failed = failures(bound, exact.thinned_gates())
     assert not failed, "\n".join(failed)
     if not emulate.native():
         bias, dot = item[0].get("bias", 0), item[0]["dot"]
@@ -332,7 +332,7 @@ def test_mutants_fail(
     changed, _library = mutant(item, old, new, bound)
     if isinstance(bound, machine.InMachine):
         changed = machine.within(changed)
-    failed = next((f"{g.name}: {reason}" for g in thinned() if (reason := machine.guarded(g.run, changed))), None)
+    failed = next((f"{g.name}: {reason}" for g in exact.thinned_gates() if (reason := machine.guarded(g.run, changed))), None)
     assert (failed is None) if fails is None else (failed is not None and failed.startswith(fails)), failed
 
 

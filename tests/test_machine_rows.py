@@ -21,7 +21,7 @@ import pytest
 import q8_cases as exact
 from conftest import ROOT, lacking
 from emulate import machine
-from emulate.rows import KERNEL, Object, failures, mutant, name_of, not_made, thinned
+from emulate.rows import KERNEL, Object, failures, mutant, name_of, not_made
 
 from tunekit.cpu.features import implied
 from tunekit.q8 import grid, oracle, product
@@ -72,7 +72,7 @@ def _bind(item: Object) -> machine.InMachine:
 def _gates(item: Object) -> list[Any]:
     """Of an AMX row those that its 512-bit companions have a part in: the others are test_emulated_rows.py's."""
     wide = ("gemv", "MXFP4", "traversal, 1 ")
-    return [g for g in thinned() if item not in AMX or any(w in g.name for w in wide)]
+    return [g for g in exact.thinned_gates() if item not in AMX or any(w in g.name for w in wide)]
 
 
 def test_there_are_rows() -> None:
@@ -189,9 +189,9 @@ def test_faults_are_told_and_the_machine_goes_on(code: Any, monkeypatch: pytest.
 def test_a_cpu_without_vnni_says_so(ready: None, q8_cache: Path) -> None:
     """The wrong CPU: AVX-512 without VNNI runs the rows that need no more, and refuses the others by name."""
     script = (
-        "import emulate\nfrom emulate import machine\nfrom emulate.rows import KERNEL, failures, thinned\n"
+        "import emulate\nfrom emulate import machine\nfrom emulate.rows import KERNEL, failures\nfrom q8_cases import thinned_gates\n"
         "machine.model = machine.SKYLAKE_X\n"
-        "gates = [g for g in thinned() if g.name == 'tile, full range, 2 blocks']\n"
+        "gates = [g for g in thinned_gates() if g.name == 'tile, full range, 2 blocks']\n"
         f"for suffix in ('dot_maddubs_width512_mr16_kstep2', '{_BUSD}'):\n"
         "    print(failures(machine.bind(KERNEL, suffix), gates))\n"
     )

@@ -13,7 +13,7 @@ from conftest import lacking
 
 import emulate
 from emulate import machine
-from tunekit.q8 import fixtures, kernels
+from tunekit.q8 import kernels
 from tunekit.rows import Row
 
 KERNEL = kernels.q8q8.kernel
@@ -49,24 +49,6 @@ def bind(item: Object) -> Any:
     if reason := machine.why_not():
         lacking(reason)
     return machine.within(bound)
-
-
-def thinned() -> list[Any]:
-    """The family's gates, the costly ones thinned: a trap takes 8 us, and a gate of 7 blocks makes 20 000 of them.
-
-    Products of full range and MXFP4 of every exponent meet every number of blocks; data that is hard on the fold,
-    an even and an odd number of them.
-    """
-    every = ("full range", "every exponent")
-    found = []
-    for gate in fixtures.FIXTURES.gates():
-        hard = any(f", {kind}, " in gate.name for kind in fixtures.KINDS if kind not in every)
-        if hard and not gate.name.endswith((" 2 blocks", " 7 blocks")):
-            continue
-        if "traversal of MXFP4" in gate.name and not gate.name.endswith(" 4 blocks"):
-            continue
-        found.append(gate)
-    return found
 
 
 def failures(bound: Any, gates: list[Any]) -> list[str]:
