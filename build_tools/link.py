@@ -267,7 +267,7 @@ def build_core(runner: Runner, toolchain: Toolchain, sources: Path, target: Path
             source.read_text(encoding="utf-8"),
             [*baseline_flags(toolchain.arch), "-pthread", "-DPy_LIMITED_API=0x030B0000"],
             objects,
-            ["-I", str(sources.resolve()), *python_includes()],
+            ["-I", str(sources.resolve()), f"-ffile-prefix-map={sources.resolve()}=.", *python_includes()],
         )
         made.append(path)
     link(runner, toolchain, made, target, ("-pthread", "-lm"))

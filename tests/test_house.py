@@ -15,14 +15,14 @@ from conftest import ROOT, run_python
 # fmt: off
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "environment", "signature", "console"),                       # ground
-    ("paths", "core", "cpu", "rows"),                                        # data rooms
+    ("_templates", "paths", "core", "cpu", "rows"),                                        # data rooms
     ("kernel", "_manifest", "choose", "module"),                             # run-time rooms
     ("dispatch",),                                                           # join
-    ("declare", "_status"),                                                  # author and application
+    ("declare", "_status", "_policy"),                                                  # author and application
     ("build_tools",),                                                        # beside
     ("q8",),                                                                 # clients
     ("measure", "tuner"),                                                    # tuner
-    ("verify", "retune", "__main__"),                                          # top
+    ("verify", "retune", "manifests", "__main__"),                                    # top
 )
 # fmt: on
 ORDER = {room: (floor, index) for floor, rooms in enumerate(FLOORS) for index, room in enumerate(rooms)}

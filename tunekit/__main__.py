@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, _status, core, cpu, dispatch, paths
+from tunekit import _manifest, _status, _templates, core, cpu, dispatch, paths
 from tunekit.console import Console, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ToolchainError, TunekitError
@@ -54,32 +53,26 @@ def _status_command(options: argparse.Namespace) -> int:
     for row in rows:
         for field in row.stale:
             print(f"stale: {row.scope}.{row.kernel}: {field}")
+    for scope, kind in dict.fromkeys((row.scope, row.frozen) for row in rows if row.frozen):
+        print(f"frozen: {scope} is a {kind} build: policy, --tune and retune do nothing here")
     for note in [*_changed_templates(kernels), *_lost_pins()]:
         print(f"note: {note}")
     for file in dict.fromkeys(r.manifest for r in rows if r.manifest):
         exists = Path(file).exists()
         print(f"\nmanifest: {file}{'' if exists else ' (not there yet)'}")
-    if tuned < len(rows):
+    if any(row.source != "manifest" and not row.frozen for row in rows):
         print("to tune this box: python -m tunekit.retune")
     return 0
 
 
 def _changed_templates(kernels: Sequence[Kernel]) -> list[str]:
     """A sentence for each template that is no longer what a module in use was made from."""
-    try:
-        from tunekit.build_tools.render import read_template
-    except ImportError:  # a frozen install carries no build tools, and its templates change with it
-        return []
     found = []
     for kernel in kernels:
         for loaded in dispatch.loaded_modules(kernel):
             mend = "reinstall" if loaded.path.parent == Path(kernel.file).parent else "run python -m tunekit.retune"
             for name, digest in loaded.stamp["kernels"][kernel.key].get("templates", {}).items():
-                try:
-                    text = read_template(name, Path(kernel.file).parent)
-                except TunekitError:
-                    continue
-                if hashlib.sha256(text.encode()).hexdigest()[:16] != digest:
+                if _templates.changed(name, Path(kernel.file).parent, digest):
                     found.append(f"template {name} has changed since {loaded.path.name} was made from it; {mend}")
     return list(dict.fromkeys(found))
 
@@ -162,6 +155,8 @@ def _build_command(options: argparse.Namespace) -> int:
     runner = Runner()
     reports: list[dict[str, Any]] = []
     console = Console(quiet=options.quiet)
+    for name in options.module:
+        dispatch.add_family(name)
 
     def progress(done: int, total: int, label: str) -> None:
         console.progress(f"compiling {done}/{total}: {label}")
@@ -171,6 +166,9 @@ def _build_command(options: argparse.Namespace) -> int:
         if made is not None:
             reports.append({"kind": "core", "path": str(made)})
         for unit in _units(_all_kernels(options.scope)):
+            if dispatch.frozen(unit[0]):
+                console.complain(f"tunekit: {dispatch.why_frozen(unit[0])}")
+                continue
             has_fat = any(
                 m.kind in ("fat", "grid") and m.path.parent == Path(unit[0].file).parent
                 for m in dispatch.loaded_modules(unit[0])
@@ -206,13 +204,13 @@ def _build_command(options: argparse.Namespace) -> int:
 
 
 def _winners(unit: Sequence[Kernel]) -> dict[str, list[str]]:
-    """The rows that the manifest of a unit's scope names, less those that no one could build."""
-    entries = _manifest.load(unit[0].scope.name).entries
-    return {
-        kernel.key: [entries[kernel.name]]
+    """The rows that the manifests name for a unit's kernels, less those that no one could build."""
+    named = {
+        kernel: dict.fromkeys(m.entry(kernel) or REFERENCE for m in _manifest.layers(kernel.scope.name))
         for kernel in unit
-        if entries.get(kernel.name, REFERENCE) != REFERENCE and kernel.row(entries[kernel.name]) is not None
     }
+    found = {kernel.key: [s for s in suffixes if kernel.row(s) is not None] for kernel, suffixes in named.items()}
+    return {key: suffixes for key, suffixes in found.items() if suffixes}
 
 
 def _report_dict(report: Any) -> dict[str, Any]:
@@ -326,6 +324,9 @@ def parser() -> argparse.ArgumentParser:
 
     build = add("build", _build_command, "build what the manifests name and what the install could not; races nothing")
     build.add_argument("--scope", help="only this scope")
+    build.add_argument(
+        "--module", action="append", default=[], metavar="M", help="a declaring module without an entry point, too"
+    )
     build.add_argument("--grid", action="store_true", help="build the whole grid too")
     build.add_argument("--json", action="store_true", help="as JSON")
     build.add_argument("--quiet", action="store_true", help="no progress")
