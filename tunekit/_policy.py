@@ -155,7 +155,7 @@ def _forked() -> bool:
 def _embedded() -> str | None:
     """The program that this interpreter is a part of, or None where it is a program itself."""
     if not sys.executable or not _START.words:
-        return "an embedding program"
+        return "another program"
     try:
         own = os.readlink("/proc/self/exe")  # noqa: PTH115
     except OSError:
@@ -621,12 +621,12 @@ class Guard:
 
     def __call__(self, function: Function) -> Function:
         """The function, with the policy applied before its first call in a process."""
+        self._used = True
         if not callable(function):
             raise DeclarationError(
                 f"the policy was put on {function!r}, which is no function; write @tunekit.policy(...) above one, or "
                 f"tunekit.policy(...).apply()"
             )
-        self._used = True
 
         @functools.wraps(function)
         def guarded(*arguments: Any, **named: Any) -> Any:
