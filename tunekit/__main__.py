@@ -150,13 +150,19 @@ def _ensure_core(runner: Any) -> Path | None:
 
 def _build_command(options: argparse.Namespace) -> int:
     """Build what the manifests name, and what the install could not build; races nothing."""
+    console = Console(quiet=options.quiet)
+    for name in options.module:
+        dispatch.add_family(name)
+    kernels = _all_kernels(options.scope)
+    for reason in dict.fromkeys(dispatch.why_frozen(kernel) for kernel in kernels if dispatch.frozen(kernel)):
+        console.complain(f"tunekit: {reason}")
+    kernels = [kernel for kernel in kernels if not dispatch.frozen(kernel)]
+    if not kernels:
+        return 0
     from tunekit.build_tools import Runner, build_cached
 
     runner = Runner()
     reports: list[dict[str, Any]] = []
-    console = Console(quiet=options.quiet)
-    for name in options.module:
-        dispatch.add_family(name)
 
     def progress(done: int, total: int, label: str) -> None:
         console.progress(f"compiling {done}/{total}: {label}")
@@ -165,10 +171,7 @@ def _build_command(options: argparse.Namespace) -> int:
         made = _ensure_core(runner)
         if made is not None:
             reports.append({"kind": "core", "path": str(made)})
-        for unit in _units(_all_kernels(options.scope)):
-            if dispatch.frozen(unit[0]):
-                console.complain(f"tunekit: {dispatch.why_frozen(unit[0])}")
-                continue
+        for unit in _units(kernels):
             has_fat = any(
                 m.kind in ("fat", "grid") and m.path.parent == Path(unit[0].file).parent
                 for m in dispatch.loaded_modules(unit[0])
@@ -196,7 +199,7 @@ def _build_command(options: argparse.Namespace) -> int:
         for key, dropped in report_data.get("dropped", {}).items():
             for suffix, reason in dropped.items():
                 print(f"  {key}: dropped {suffix}: {reason}")
-    for note in _changed_templates(_all_kernels(options.scope)):
+    for note in _changed_templates(kernels):
         print(f"note: {note}")
     if not reports:
         print("nothing to build: the install's module is there and no manifest names another row")
@@ -389,6 +392,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except ToolchainError as error:
         print(f"tunekit: {error}", file=sys.stderr)
+        return 3
+    except ModuleNotFoundError as error:
+        if error.name not in ("jinja2", "cffi", "setuptools"):
+            raise
+        print(f"tunekit: building needs {error.name}, which is missing: pip install {error.name}", file=sys.stderr)
         return 3
     except TunekitError as error:
         print(f"tunekit: {error}", file=sys.stderr)
