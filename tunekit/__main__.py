@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tunekit COMMAND``: status, list, retune, build, show, verify, environment.
+"""``python -m tunekit COMMAND``: status, list, retune, build, show, verify, manifest, environment.
 
 Results go to stdout, progress and logs to stderr. Exit status: 0 done, 1 a check failed, 2 usage, 3 nothing could
 be built (no compiler, no runnable row), 130 interrupted.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, _status, _templates, core, cpu, dispatch, paths
+from tunekit import _manifest, _status, _templates, core, cpu, dispatch, manifests, paths
 from tunekit.console import Console, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ToolchainError, TunekitError
@@ -365,6 +365,11 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--json", action="store_true", help="as JSON")
     verify.add_argument("--quiet", action="store_true", help="no progress")
 
+    manifests.add_arguments(
+        commands.add_parser(
+            "manifest", help="show, compare, export and import the manifests of this box", allow_abbrev=False
+        )
+    )
     add("environment", _environment_command, "the environment variables that tunekit reads")
     commands.add_parser("retune", help="find this box's winners (python -m tunekit.retune)", add_help=False)
     return top

@@ -24,7 +24,7 @@ from tunekit import _manifest, module, paths
 from tunekit.choose import Choice, World, choose, refusal
 from tunekit.cpu import this_box, this_cpu, this_features
 from tunekit.cpu.features import KNOWN_FEATURES, suggestion
-from tunekit.environment import settings
+from tunekit.environment import Settings, settings
 from tunekit.errors import (
     AbiError,
     ChoiceError,
@@ -484,6 +484,12 @@ def shadowed() -> bool:
 def build_report_path(kernel: Kernel) -> Path:
     """What the install left beside the declaring file when it could not build the module."""
     return Path(kernel.file).parent / f"{module.PREFIX}{kernel.scope.name}_build.json"
+
+
+def untuned_row(kernel: Kernel) -> str:
+    """What would run here with no manifest, pin or policy: the first runnable row of the chain, or the reference."""
+    world, _ = world_of(kernel, grid=True)
+    return choose(kernel, None, world, Settings()).suffix
 
 
 # --- the grid --------------------------------------------------------------------------------------------
