@@ -39,6 +39,7 @@ def forget_everything() -> None:
         dispatch._families.clear()
         dispatch._reference_everywhere = False
         dispatch.first_use = None
+        dispatch.how_to_tune = "python -m tunekit.retune"
     core.forget()
     cpu.forget()
 

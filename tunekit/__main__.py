@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, _status, _templates, core, cpu, dispatch, manifests, paths
+from tunekit import _manifest, _policy, _status, _templates, core, cpu, dispatch, manifests, paths
 from tunekit.console import Console, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ToolchainError, TunekitError
@@ -60,8 +60,13 @@ def _status_command(options: argparse.Namespace) -> int:
     for file in dict.fromkeys(r.manifest for r in rows if r.manifest):
         exists = Path(file).exists()
         print(f"\nmanifest: {file}{'' if exists else ' (not there yet)'}")
-    if any(row.source != "manifest" and not row.frozen for row in rows):
+    untuned = dict.fromkeys(row.scope for row in rows if row.source != "manifest" and not row.frozen)
+    tuners = {k.scope.name: k.scope.tuner for k in kernels}
+    if any(not tuners[scope] for scope in untuned):
         print("to tune this box: python -m tunekit.retune")
+    for scope in untuned:
+        if tuners[scope]:
+            print(f"to tune {scope}: {_policy.command_of(scope)}")
     return 0
 
 

@@ -580,6 +580,8 @@ def _apply(missing: str, limit: float | None) -> None:
     if off is not None and forced:
         _say(f"--tune does nothing here: {off}")
         forced = False
+    if off is None and settings().policy not in ("fallback", "reference"):
+        dispatch.how_to_tune = "start it again with: -- --tune"
     if off is not None or (value == "fallback" and not forced):
         return
     scopes = _scopes()

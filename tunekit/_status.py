@@ -130,7 +130,7 @@ def log_status(application: str) -> None:
     for row in rows:
         log.info("%s: %s.%s: %s (%s)", application, row.scope, row.kernel, row.suffix, row.source)
     if tuned < len(rows):
-        log.info("%s: to tune this box: python -m tunekit.retune", application)
+        log.info("%s: to tune this box: %s", application, dispatch.how_to_tune)
 
 
 def explain_row(kernel: Kernel, suffix: str) -> str:

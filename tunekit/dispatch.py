@@ -56,6 +56,9 @@ _reference_everywhere = False
 FROZEN = ("reference-only", "standalone")
 """Kinds of build that neither demand nor run tuning."""
 
+how_to_tune = "python -m tunekit.retune"
+"""The command that tunes, as a running application names it."""
+
 first_use: Callable[[Kernel, Binding], None] | None = None
 """Called with each choice before it is fixed: where an application's policy hears of libraries imported late."""
 
@@ -341,7 +344,8 @@ def _decide(kernel: Kernel) -> Binding:
     layers = shipped(kernel) if frozen(kernel) else _manifest.layers(kernel.scope.name)
     named = [environment.pinned(kernel.key) or environment.pinned(kernel.name), *(m.entry(kernel) for m in layers)]
     world, rows = world_of(kernel)
-    if any(suffix not in (None, REFERENCE) and suffix not in world.built for suffix in named):
+    # The grid's module is large: it is loaded for a row that nothing else holds, and where there is nothing else.
+    if not loaded_modules(kernel) or any(s not in (None, REFERENCE) and s not in world.built for s in named):
         world, rows = world_of(kernel, grid=True)
     choice = choose(kernel, layers, world, environment)
     bound = None
@@ -470,7 +474,10 @@ def nothing_built(kernel: Kernel) -> str:
         reason = "no module was built for it" if not loaded_modules(kernel) else "no built row runs on this CPU"
     if frozen(kernel):
         return f"{reason}; {why_frozen(kernel)}"
-    return f"{reason}; to build: python -m tunekit build --scope {kernel.scope.name}"
+    words = f"--scope {kernel.scope.name}"
+    if kernel.scope.name not in installed_scopes():
+        words += f" --module {kernel.module}"
+    return f"{reason}; to build: python -m tunekit build {words}"
 
 
 def shadowed() -> bool:
