@@ -23,6 +23,7 @@ import cffi
 import jinja2
 from cffi.recompiler import make_c_source
 
+from tunekit._templates import own_templates
 from tunekit.errors import ToolchainError
 from tunekit.kernel import ABI, Kernel
 from tunekit.module import FORMAT, PREFIX
@@ -30,7 +31,7 @@ from tunekit.paths import module_suffix
 from tunekit.signature import Signature
 
 from .objects import Compiled, compile_text
-from .render import own_templates, templates_read
+from .render import templates_read
 from .toolchain import Runner, Toolchain, baseline_flags
 
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import jinja2
 
-from tunekit._templates import own_templates, read_template, template_digest
+from tunekit._templates import read_template, template_digest
 from tunekit.errors import TemplateError
 from tunekit.kernel import Kernel
 from tunekit.rows import REFERENCE, Row
@@ -131,9 +131,6 @@ def render(kernel: Kernel, row: Row | None, arch: str, alternative: int = 0, fea
     text = re.sub(r"\n{3,}", "\n\n", text).lstrip()
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return text.replace(_HASH, f"sha256 {digest}")
-
-
-__all__ = ["fail", "forget_templates", "own_templates", "render", "templates_read"]
 
 
 def templates_read(kernel: Kernel) -> dict[str, str]:

@@ -162,6 +162,18 @@ def test_tunekits_own_retune_is_the_tuner_of_a_scope_without_one(machine: Machin
     assert "alpha.toy" in done.stderr
 
 
+def test_an_error_that_was_caught_comes_again(machine: Machine) -> None:
+    text = (
+        "import alpha, tunekit as tk\n"
+        "@tk.policy(missing='error')\n"
+        "def main(): return alpha.toy(2, 3)\n"
+        "for _ in range(2):\n"
+        "    try: print(main())\n"
+        "    except tk.PolicyError: print('refused')\n"
+    )
+    assert machine.run(sys.executable, "-c", text).stdout == "refused\nrefused\n"
+
+
 def test_a_guard_that_is_never_applied_says_so() -> None:
     with pytest.warns(tk.TunekitWarning, match="made and never applied"):
         tk.policy(missing="auto")

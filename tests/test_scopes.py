@@ -172,11 +172,15 @@ def test_the_machines_file_sits_under_the_users_entry_by_entry(machine: Machine)
 # --- the environment -------------------------------------------------------------------------------------
 
 
+MALFORMED = (
+    b"", b"  \n", b"{", b'{"toy": "k2"', b"\0\0\0", b"\xff\xfe", b"[]", b"null", b'"x"', b"7", b"[" * 100_000, b'{"toy": null}',
+    b'{"toy": NaN}', b'{"toy": ["k2"]}', b'{"toy": "k77"}', b'{"toy": ""}', b'{"toy": "k9"}',
+)  # fmt: skip
+
+
 def test_every_malformed_manifest_through_every_layer_leaves_the_fallback(machine: Machine) -> None:
     site = machine.folder / "etc" / "tunekit" / cpu.this_box().key
     site.mkdir(parents=True)
-    contents = [b"", b"  \n", b"{", b'{"toy": "k2"', b"\0\0\0", b"\xff\xfe", b"[]", b"null", b'"x"', b"7", b"[" * 100_000, b'{"toy": null}',
-                b'{"toy": NaN}', b'{"toy": ["k2"]}', b'{"toy": "k77"}', b'{"toy": ""}', b'{"toy": "k9"}']  # fmt: skip
     (machine.folder / "loop.py").write_text(
         "import sys, warnings; sys.path[:0] = ['/']\nimport json, os\nfrom pathlib import Path\n"
         "import alpha, tunekit as tk\nfrom tunekit import dispatch\n"
@@ -194,12 +198,22 @@ def test_every_malformed_manifest_through_every_layer_leaves_the_fallback(machin
         "print(json.dumps(found))"
     )
     files = [machine.folder / "loop.tune.json", machine.manifest("alpha"), site / "alpha.tune.json"]
-    (machine.folder / "contents").write_text(json.dumps([c.hex() for c in contents]))
+    (machine.folder / "contents").write_text(json.dumps([c.hex() for c in MALFORMED]))
     words = [sys.executable, "loop.py", json.dumps([str(f) for f in files]), "contents"]
     done = machine.run(*words, XDG_CONFIG_DIRS=str(machine.folder / "etc"))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found == [["k1", "fallback", True, 1]] * (3 * len(contents))
+    assert found == [["k1", "fallback", True, 1]] * (3 * len(MALFORMED))
+
+
+def test_every_malformed_manifest_through_the_variable(toy: Any, environ: Callable[..., None], tmp_path: Path) -> None:
+    path = tmp_path / "named.json"
+    environ(MANIFEST=str(path))
+    for content in MALFORMED:
+        path.write_bytes(content)
+        choice = toy.toy.choice()
+        assert (choice.suffix, choice.source, len(choice.warnings)) == ("k1", "fallback", 1)
+        assert str(path) in choice.reason
 
 
 @pytest.mark.parametrize(

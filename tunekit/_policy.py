@@ -14,9 +14,6 @@ import builtins
 import contextlib
 import functools
 import os
-import shlex
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tunekit import _manifest, core, cpu, dispatch
 from tunekit.console import Console, seconds
@@ -32,6 +29,9 @@ from tunekit.dispatch import Binding
 from tunekit.environment import POLICIES, settings
 from tunekit.errors import DeclarationError, PolicyError, TunekitError, TunekitWarning
 from tunekit.kernel import Kernel
+
+if TYPE_CHECKING:
+    import subprocess
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -268,6 +268,8 @@ def command_of(scope: str) -> str:
     Raises:
         PolicyError: there is none (see :func:`tuner_words`).
     """
+    import shlex
+
     words = tuner_words(scope)
     variables = _tuner_variables(scope) if dispatch.kernels(scope)[0].scope.tuner else {}
     own_command = words[1] == "tunekit.retune" and len(words) == 4
@@ -314,14 +316,16 @@ class _Ended(BaseException):
 @contextlib.contextmanager
 def _obedient() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the tuner before they end this process; their handlers are as before afterwards."""
+    import signal
+
     before: dict[int, Any] = {}
 
     def handle(number: int, frame: object) -> None:
         raise _Ended(number)
 
     for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name)
-        if signal.getsignal(number) is signal.SIG_DFL:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             before[number] = signal.signal(number, handle)
     ended: int | None = None
     try:
@@ -337,9 +341,11 @@ def _obedient() -> Iterator[None]:
 
 def _dies_with_parent() -> Callable[[], None] | None:
     """What a child does before its program starts, so that a killed application leaves no tuner behind (Linux)."""
+
     if sys.platform != "linux":
         return None
     import ctypes
+    import signal
 
     try:
         prctl = ctypes.CDLL(None).prctl
@@ -357,6 +363,9 @@ def _dies_with_parent() -> Callable[[], None] | None:
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End a child with all that it started."""
+    import signal
+    import subprocess
+
     for number, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, None)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -369,6 +378,9 @@ def _run(words: Sequence[str], variables: Mapping[str, str], limit: float | None
 
     Its standard output goes to our standard error: an application's own output may be data.
     """
+    import signal
+    import subprocess
+
     environment = {**os.environ, "TUNEKIT_RAIL": ",".join(sorted({*settings().rail, "tuner"})), **variables}
     further = _further_path()
     if further:
@@ -414,7 +426,10 @@ def _alone(scope: str, limit: float | None) -> Iterator[bool]:
         try:
             lock.acquire(timeout=0)
             break
-        except filelock.Timeout:
+        except (OSError, NotImplementedError) as error:
+            if not isinstance(error, filelock.Timeout):
+                yield True  # a file system without locks: both tune, and the file of either is whole
+                return
             if not told:
                 _say(f"another application is tuning scope {scope} on this box: waiting for its winners")
                 told = True
@@ -564,13 +579,22 @@ def _late(value: str, seen: set[str]) -> Callable[[Kernel, Binding], None]:
     return check
 
 
-def _apply(missing: str, limit: float | None) -> None:
-    """Do what the policy says; see :func:`policy`."""
+def _once(missing: str, limit: float | None) -> None:
+    """Apply the first policy of a process; later ones do nothing, unless the first stopped with an error."""
     global _guarded
     with _lock:
         if _guarded is not None:
-            return  # the outermost guard of a process has spoken
+            return
         _guarded = missing
+    try:
+        _apply(missing, limit)
+    except BaseException:
+        _guarded = None
+        raise
+
+
+def _apply(missing: str, limit: float | None) -> None:
+    """Do what the policy says; see :func:`policy`."""
     kept, forced = without_tune(sys.argv[1:])
     sys.argv[1:] = kept
     value = settings().policy or missing
@@ -647,7 +671,7 @@ class Guard:
         """
         self._used = True
         with _obedient() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
-            _apply(self._missing, self._limit)
+            _once(self._missing, self._limit)
 
     def __del__(self) -> None:
         if not getattr(self, "_used", True):

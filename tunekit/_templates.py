@@ -7,7 +7,6 @@ Apart from rendering, so that the status can say that a template has changed whe
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from tunekit.errors import TemplateError
 
 def own_templates() -> Any:
     """The folder of tunekit's templates as an importlib.resources traversable."""
+    import importlib.resources  # for tools, and for a status that has a record to compare with
+
     try:
         return importlib.resources.files("tunekit.templates")
     except ModuleNotFoundError:
