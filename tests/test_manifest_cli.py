@@ -16,6 +16,9 @@ from tunekit import _manifest, cpu, dispatch
 from tunekit.__main__ import main
 
 
+INSTALLED = dispatch.installed_scopes
+
+
 @pytest.fixture(autouse=True)
 def toy_is_installed(monkeypatch: pytest.MonkeyPatch, toy: Any) -> None:
     monkeypatch.setattr(dispatch, "installed_scopes", lambda: {"toyscope": "toy.kernels"})
@@ -142,6 +145,16 @@ def test_a_bad_document_is_a_clear_error_and_changes_nothing(
     for missing, what in ((tmp_path / "nowhere", "is not there"), (tmp_path, "is not a regular file")):
         status, _, err = run("import", str(missing))
         assert (status, what in err) == (2, True)
+
+
+def test_a_family_without_an_entry_point(run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(dispatch, "installed_scopes", INSTALLED)
+    for words in (("status", "--scope", "toyscope", "--module", "toy.kernels"), ("manifest", "show", "--scope", "toyscope", "--module", "toy.kernels")):
+        assert main(list(words)) == 0
+        assert "toyscope" in capsys.readouterr().out
+    for name, what in (("no.such", "cannot be imported"), ("json", "declares no kernel")):
+        assert main(["status", "--module", name]) == 2
+        assert what in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written(run: Run, toy: Any, tmp_path: Path, environ: Callable[..., None]) -> None:

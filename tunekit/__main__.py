@@ -24,6 +24,12 @@ from tunekit.kernel import Kernel
 from tunekit.rows import REFERENCE
 
 
+def _families(options: argparse.Namespace) -> None:
+    """Import the declaring modules of ``--module``."""
+    for name in getattr(options, "module", ()):
+        dispatch.add_family(name)
+
+
 def _all_kernels(scope: str | None) -> list[Kernel]:
     scopes = [scope] if scope else list(dispatch.installed_scopes())
     return [kernel for name in scopes for kernel in dispatch.declare_scope(name)]
@@ -156,8 +162,6 @@ def _ensure_core(runner: Any) -> Path | None:
 def _build_command(options: argparse.Namespace) -> int:
     """Build what the manifests name, and what the install could not build; races nothing."""
     console = Console(quiet=options.quiet)
-    for name in options.module:
-        dispatch.add_family(name)
     kernels = _all_kernels(options.scope)
     for reason in dict.fromkeys(dispatch.why_frozen(kernel) for kernel in kernels if dispatch.frozen(kernel)):
         console.complain(f"tunekit: {reason}")
@@ -332,9 +336,6 @@ def parser() -> argparse.ArgumentParser:
 
     build = add("build", _build_command, "build what the manifests name and what the install could not; races nothing")
     build.add_argument("--scope", help="only this scope")
-    build.add_argument(
-        "--module", action="append", default=[], metavar="M", help="a declaring module without an entry point, too"
-    )
     build.add_argument("--grid", action="store_true", help="build the whole grid too")
     build.add_argument("--json", action="store_true", help="as JSON")
     build.add_argument("--quiet", action="store_true", help="no progress")
@@ -375,6 +376,8 @@ def parser() -> argparse.ArgumentParser:
             "manifest", help="show, compare, export and import the manifests of this box", allow_abbrev=False
         )
     )
+    for command in (status, build):
+        manifests.add_module_option(command)
     add("environment", _environment_command, "the environment variables that tunekit reads")
     commands.add_parser("retune", help="find this box's winners (python -m tunekit.retune)", add_help=False)
     return top
@@ -396,6 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     try:
+        _families(options)
         status = int(options.run(options))
         if sys.stdout is not None:
             sys.stdout.flush()

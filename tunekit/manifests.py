@@ -27,6 +27,13 @@ SCHEMA = 1
 _TOO_LARGE = 64 * 1024 * 1024
 
 
+def add_module_option(command: argparse.ArgumentParser) -> None:
+    """``--module``, for families that no entry point names."""
+    command.add_argument(
+        "--module", action="append", default=[], metavar="M", help="a declaring module without an entry point, too"
+    )
+
+
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The four commands and their options."""
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -35,6 +42,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
         action.set_defaults(run=run)
         action.add_argument("--scope", help="only this scope")
+        add_module_option(action)
         return action
 
     show = add("show", _show, "the manifests that count here, in the order in which they do, and what they say")

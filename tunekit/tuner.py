@@ -586,7 +586,8 @@ class _Run:
             fixtures = self.house.fixtures(kernel)
             regimes = check_regimes(fixtures.regimes())
         except NoFixtures:
-            text = "not raced: the kernel declares no fixtures="
+            own = f"; its scope's tuner: python -m {kernel.scope.tuner}" if kernel.scope.tuner else ""
+            text = f"not raced: the kernel declares no fixtures={own}"
             _not_raced(found, text)
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), False
         except (TunekitError, ValueError, ImportError, AttributeError) as error:
