@@ -15,7 +15,6 @@ import pytest
 from tunekit import _manifest, cpu, dispatch
 from tunekit.__main__ import main
 
-
 INSTALLED = dispatch.installed_scopes
 
 
