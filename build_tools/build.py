@@ -33,7 +33,7 @@ class Report:
     """What a build did.
 
     Attributes:
-        kind: ``fat``, ``grid``, ``stamped`` or ``reference-only``.
+        kind: ``fat``, ``grid``, ``stamped``, ``reference-only`` or ``standalone``.
         path: the module, or None where there was nothing to build.
         built: ``kernel: rows`` that are in it.
         dropped: ``kernel: {row: reason}`` for rows that the compiler could not build.
@@ -113,6 +113,7 @@ def build_into(
     folder: Path,
     scratch: Path,
     kind: str = "fat",
+    winners: Mapping[str, str] | None = None,
     runner: Runner | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -122,7 +123,8 @@ def build_into(
         kernels: the kernels of one declaring file.
         folder: where the module goes, beside the declaring file.
         scratch: where objects are kept between builds.
-        kind: ``fat``, ``grid`` or ``reference-only``.
+        kind: ``fat``, ``grid``, ``reference-only`` or ``standalone``.
+        winners: ``scope.kernel`` to the row that a standalone build ships beside the fallback chain.
 
     Raises:
         ToolchainError, TemplateError.
@@ -131,7 +133,13 @@ def build_into(
     toolchain = find_toolchain(runner)
     folder.mkdir(parents=True, exist_ok=True)
     scratch.mkdir(parents=True, exist_ok=True)
-    report = _build(runner, toolchain, kernels, kind, _wanted(kernels, kind), True, folder, scratch, progress)
+    wanted = _wanted(kernels, kind)
+    for kernel in kernels:
+        own = wanted[kernel.key]
+        suffix = (winners or {}).get(kernel.key, REFERENCE)
+        if own is not None and suffix != REFERENCE:
+            wanted[kernel.key] = [*own, suffix]
+    report = _build(runner, toolchain, kernels, kind, wanted, True, folder, scratch, progress)
     for old in folder.glob(f"{PREFIX}{kernels[0].scope.name}_*{module_suffix()}"):
         if old != report.path:
             old.unlink()

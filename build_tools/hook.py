@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext as _build_ext
 
-from tunekit import dispatch
+from tunekit import _manifest, core, cpu, dispatch
 from tunekit.environment import settings
 from tunekit.errors import TunekitError
 from tunekit.kernel import Kernel
@@ -28,6 +29,8 @@ from tunekit.module import PREFIX
 from tunekit.paths import module_suffix
 
 from .build import Report, build_core_into, build_into
+
+_EPOCH = "1735689600"  # 2025-01-01; an archive cannot hold a date before 1980
 
 
 class FamilyExtension(Extension):
@@ -91,6 +94,9 @@ class build_ext(_build_ext):
         scratch = Path(self.build_temp) / "tunekit-objects"
         source_folder = Path(self._source_folder(ext.package))
         _clear(folder, ext)
+        if settings().build == "reference-only":
+            # The archive's dates; a bit-for-bit reproducible build has none of its own.
+            os.environ.setdefault("SOURCE_DATE_EPOCH", _EPOCH)
         try:
             if settings().build == "none":
                 raise TunekitError("TUNEKIT_BUILD is none: nothing was built")
@@ -106,11 +112,19 @@ class build_ext(_build_ext):
 
     def _make(self, ext: Any, folder: Path, scratch: Path) -> list[Path]:
         if isinstance(ext, CoreExtension):
-            return [build_core_into(folder, scratch, Path(ext.folder))]
+            path = build_core_into(folder, scratch, Path(ext.folder))
+            core.adopt(path)
+            cpu.forget()
+            return [path]
         kind = settings().build
-        report = build_into(ext.declare(), folder, scratch, "fat" if kind == "standalone" else kind)
+        kernels = ext.declare()
+        winners = _winners(kernels) if kind == "standalone" else {}
+        report = build_into(kernels, folder, scratch, kind, winners)
         _tell(report)
-        return [report.path] if report.path else []
+        made = [report.path] if report.path else []
+        if kind in dispatch.FROZEN:
+            made.append(_leave_report(ext, folder, winners=winners))
+        return made
 
     def _source_folder(self, package: str) -> str:
         return str(self.get_finalized_command("build_py").get_package_dir(package))
@@ -168,17 +182,41 @@ def _clear(folder: Path, ext: Any) -> None:
             path.unlink()
 
 
-def _leave_report(ext: FamilyExtension, folder: Path, error: Exception) -> Path:
+def _leave_report(
+    ext: FamilyExtension, folder: Path, error: Exception | None = None, winners: Mapping[str, str] | None = None
+) -> Path:
+    """Say beside the declaring file why nothing was built, and that the build is frozen, with the winners it ships."""
     try:
         scope = ext.declare()[0].scope.name
     except TunekitError:
-        raise error from None
+        raise error or RuntimeError(ext.file) from None
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{PREFIX}{scope}_build.json"
-    problem = error.args[0] if error.args else str(error)
-    report = {"problem": f"the install could not build it ({problem})"}
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    report: dict[str, Any] = {}
+    if error is not None:
+        report["problem"] = f"the install could not build it ({error.args[0] if error.args else error})"
+    if settings().build in dispatch.FROZEN:
+        report["frozen"] = settings().build
+        report["winners"] = dict(winners or {})
+    path.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return path
+
+
+def _winners(kernels: Sequence[Kernel]) -> dict[str, str]:
+    """``scope.kernel`` to the row that the manifests of this box name: what a standalone build ships."""
+    found = {}
+    for kernel in kernels:
+        for layer in _manifest.layers(kernel.scope.name):
+            if layer.problem:
+                print(f"tunekit: {layer.path} is not usable: {layer.problem}", file=sys.stderr, flush=True)
+        suffix = _manifest.manifest_get(kernel)
+        if suffix is not None and not kernel.knows(suffix):
+            print(f"tunekit: {kernel.key}: the manifest names {suffix!r}, which is no row", file=sys.stderr, flush=True)
+        elif suffix is not None:
+            found[kernel.key] = suffix
+        ships = f"ships {found[kernel.key]}" if kernel.key in found else "no manifest entry: ships the fallback chain"
+        print(f"tunekit: {kernel.key}: {ships}", flush=True)
+    return found
 
 
 def _shout(ext: Any, error: Exception) -> None:

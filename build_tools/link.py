@@ -23,6 +23,7 @@ import cffi
 import jinja2
 from cffi.recompiler import make_c_source
 
+from tunekit._templates import own_templates
 from tunekit.errors import ToolchainError
 from tunekit.kernel import ABI, Kernel
 from tunekit.module import FORMAT, PREFIX
@@ -30,7 +31,7 @@ from tunekit.paths import module_suffix
 from tunekit.signature import Signature
 
 from .objects import Compiled, compile_text
-from .render import own_templates, templates_read
+from .render import templates_read
 from .toolchain import Runner, Toolchain, baseline_flags
 
 
@@ -267,7 +268,7 @@ def build_core(runner: Runner, toolchain: Toolchain, sources: Path, target: Path
             source.read_text(encoding="utf-8"),
             [*baseline_flags(toolchain.arch), "-pthread", "-DPy_LIMITED_API=0x030B0000"],
             objects,
-            ["-I", str(sources.resolve()), *python_includes()],
+            ["-I", str(sources.resolve()), f"-ffile-prefix-map={sources.resolve()}=.", *python_includes()],
         )
         made.append(path)
     link(runner, toolchain, made, target, ("-pthread", "-lm"))

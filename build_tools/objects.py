@@ -80,6 +80,7 @@ def compile_text(
         # A short relative name: messages and __FILE__ do not depend on where this runs.
         source = Path(scratch) / "unit.c"
         source.write_text(text, encoding="utf-8")
+        arguments.append(f"-ffile-prefix-map={scratch}=.")  # no object remembers the folder that it was made in
         command = [*arguments, "-E", "-P", "unit.c"]
         status, output, errors = runner.run(command, cwd=Path(scratch))
         if status != 0:

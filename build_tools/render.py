@@ -9,7 +9,6 @@ name is an error that says which template, which row and which name. ``tunekit/.
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -17,37 +16,12 @@ from typing import Any, NoReturn
 
 import jinja2
 
+from tunekit._templates import read_template, template_digest
 from tunekit.errors import TemplateError
 from tunekit.kernel import Kernel
 from tunekit.rows import REFERENCE, Row
 
 _HASH = "@@tunekit-hash@@"
-
-
-def own_templates() -> Any:
-    """The folder of tunekit's templates as an importlib.resources traversable."""
-    try:
-        return importlib.resources.files("tunekit.templates")
-    except ModuleNotFoundError:
-        # The build of tunekit itself: nothing is installed yet and the folder lies beside this one.
-        return Path(__file__).resolve().parent.parent / "templates"
-
-
-def read_template(name: str, folder: Path) -> str:
-    """The text of a template. Raises TemplateError where it is not there."""
-    if name.startswith("tunekit/"):
-        found = own_templates().joinpath(*name.split("/")[1:])
-        if found.is_file():
-            return str(found.read_text(encoding="utf-8"))
-        raise TemplateError(f"tunekit has no template {name!r}")
-    for root in (folder, folder.parent):
-        path = root / name
-        if path.is_file():
-            try:
-                return path.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise TemplateError(f"template {path} cannot be read: {error}") from error
-    raise TemplateError(f"template {name!r} is neither in {folder} nor in {folder.parent}; correct the path")
 
 
 def fail(message: str) -> NoReturn:
@@ -67,7 +41,7 @@ class _Loader(jinja2.BaseLoader):
             text = read_template(template, self.folder)
         except TemplateError as error:
             raise jinja2.TemplateNotFound(template, message=str(error)) from error
-        self.read[template] = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.read[template] = template_digest(text)
         return text, template, lambda: False
 
 

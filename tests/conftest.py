@@ -57,13 +57,20 @@ TOY_ENVIRONMENT = {"PYTHONPATH": str(ROOT / "tests"), "PYTHONWARNINGS": "error::
 
 def forget_everything() -> None:
     """Bring the process back to the state before its first choice (tests only: nothing outside may do this)."""
-    from tunekit import core, cpu, dispatch, environment
+    from tunekit import _manifest, _policy, core, cpu, dispatch, environment
 
     environment._settings = None
+    _manifest.set_application(None)
+    _policy._guarded = None
     with dispatch._lock:
         dispatch._bindings.clear()
         dispatch._modules.clear()
         dispatch._said.clear()
+        dispatch._reports.clear()
+        dispatch._families.clear()
+        dispatch._reference_everywhere = False
+        dispatch.first_use = None
+        dispatch.how_to_tune = "python -m tunekit.retune"
     core.forget()
     cpu.forget()
 
@@ -108,6 +115,28 @@ def toy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run_python(code, {"TUNEKIT_CACHE": str(folder)})
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def rail_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with all rows of the two libraries of the policy tests, built once per session."""
+    folder = tmp_path_factory.mktemp("railcache")
+    code = (
+        "from tunekit import dispatch; import alpha, beta; from tunekit.build_tools import build_cached\n"
+        "for scope in ('alpha', 'beta'):\n"
+        "    build_cached(dispatch.kernels(scope), 'fat'); build_cached(dispatch.kernels(scope), 'grid')"
+    )
+    done = run_python(code, {"TUNEKIT_CACHE": str(folder), "PYTHONPATH": str(ROOT / "tests" / "rail")})
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def machine(rail_cache: Path, tmp_path: Path) -> Any:
+    """An untuned box on which applications are started (see rails.Machine)."""
+    from rails import Machine
+
+    return Machine(tmp_path, rail_cache)
 
 
 @pytest.fixture(scope="session")

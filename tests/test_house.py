@@ -15,14 +15,14 @@ from conftest import ROOT, run_python
 # fmt: off
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "environment", "signature", "console"),                       # ground
-    ("paths", "core", "cpu", "rows"),                                        # data rooms
+    ("_templates", "paths", "core", "cpu", "rows"),                                        # data rooms
     ("kernel", "_manifest", "choose", "module"),                             # run-time rooms
     ("dispatch",),                                                           # join
-    ("declare", "_proofs", "_status"),                                       # author and application
+    ("declare", "_proofs", "_status", "_policy"),                            # author and application
     ("build_tools",),                                                        # beside
     ("q8",),                                                                 # clients
     ("measure", "tuner"),                                                    # tuner
-    ("verify", "retune", "__main__"),                                          # top
+    ("verify", "retune", "manifests", "__main__"),                                    # top
 )
 # fmt: on
 ORDER = {room: (floor, index) for floor, rooms in enumerate(FLOORS) for index, room in enumerate(rooms)}
@@ -125,7 +125,7 @@ def test_importing_and_calling_stays_light() -> None:
     done = run_python(
         "import sys, tunekit\n"
         "first = sorted(m for m in sys.modules if m.split('.')[0] in "
-        "{'jinja2','setuptools','cpuinfo','numpy','cffi','platformdirs','filelock','pycparser'} "
+        "{'subprocess','tempfile','jinja2','setuptools','cpuinfo','numpy','cffi','platformdirs','filelock','pycparser'} "
         "or m.startswith(('tunekit.build_tools','tunekit.measure','tunekit.tuner')))\n"
         "import numpy as np; from tunekit import q8\n"
         "m = q8.pack(np.ones((8, 32), np.float32)); q8.matmul(np.ones((2, 32), np.float32), m)\n"

@@ -133,6 +133,6 @@ def test_writers_at_once_lose_nothing(toy: Any, tmp_path: Path) -> None:
 def test_the_record_is_written_with_the_manifest(toy: Any) -> None:
     path = _manifest.manifest_set_many(toy.SCOPE, {toy.toy.kernel: "k2"}, {"box": cpu.this_box().to_json()})
     assert path.with_name("toyscope.tune.run.json").is_file()
-    record = _manifest.read_record("toyscope")
+    record = _manifest.read_record(path)
     assert record is not None
     assert record["box"] == cpu.this_box().to_json()

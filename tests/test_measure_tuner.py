@@ -321,7 +321,7 @@ def test_an_unwritable_manifest_is_found_out_before_any_work(tmp_path: Path) -> 
 def test_the_manifests_folder_is_tried(where: str, tmp_path: Path, environ: Callable[..., None]) -> None:
     (tmp_path / "file").write_text("not a folder")
     environ(**{where: str(tmp_path / "file" / "m.json")})
-    with pytest.raises(ManifestError, match="so nothing was measured.*TUNEKIT_HOME"):
+    with pytest.raises(ManifestError, match="TUNEKIT_HOME to a folder.*nothing was measured"):
         tuner.House().can_write("toy")
     environ(MANIFEST=None, HOME=str(tmp_path / "new"))
     tuner.House().can_write("toy")

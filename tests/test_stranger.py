@@ -127,14 +127,13 @@ def test_the_stamp_does_not_depend_on_what_the_process_did_before(kernel: Kernel
 def test_a_changed_template_is_said(
     toy: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tunekit.build_tools import render
-
+    from tunekit import _templates
     from tunekit.__main__ import main
 
     monkeypatch.setattr(dispatch, "installed_scopes", lambda: {"toyscope": "toy.kernels"})
     main(["status"])
     assert "has changed" not in capsys.readouterr().out
-    monkeypatch.setattr(render, "read_template", lambda name, folder: "another text")
+    monkeypatch.setattr(_templates, "read_template", lambda name, folder: "another text")
     main(["status"])
     assert "note: template toy/toy.c.j2 has changed since _tk_toyscope_" in capsys.readouterr().out
 

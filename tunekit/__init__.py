@@ -7,9 +7,10 @@ are chosen at first use.
 
 from __future__ import annotations
 
+from tunekit._policy import Guard, policy
 from tunekit._status import StatusRow, log_status, status
-from tunekit.declare import Scope, companion, tune
-from tunekit.dispatch import Tuned
+from tunekit.declare import Scope, companion, tune, tune_manifest
+from tunekit.dispatch import Tuned, Variant
 from tunekit.errors import (
     AbiError,
     ChoiceError,
@@ -38,6 +39,7 @@ __all__ = [
     "DeclarationError",
     "ForeignManifest",
     "GateError",
+    "Guard",
     "In",
     "InOut",
     "MalformedManifest",
@@ -55,6 +57,7 @@ __all__ = [
     "Tuned",
     "TunekitError",
     "TunekitWarning",
+    "Variant",
     "companion",
     "f32",
     "f64",
@@ -64,8 +67,10 @@ __all__ = [
     "i64",
     "log_status",
     "perm",
+    "policy",
     "status",
     "tune",
+    "tune_manifest",
     "u8",
     "u16",
     "u32",

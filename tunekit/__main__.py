@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tunekit COMMAND``: status, list, retune, build, show, verify, environment.
+"""``python -m tunekit COMMAND``: status, list, retune, build, show, verify, manifest, environment.
 
 Results go to stdout, progress and logs to stderr. Exit status: 0 done, 1 a check failed, 2 usage, 3 nothing could
 be built (no compiler, no runnable row), 130 interrupted.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import sys
@@ -17,12 +16,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, _proofs, _status, core, cpu, dispatch, paths
+from tunekit import _manifest, _policy, _proofs, _status, _templates, core, cpu, dispatch, manifests, paths
 from tunekit.console import Console, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ToolchainError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.rows import REFERENCE
+
+
+def _families(options: argparse.Namespace) -> None:
+    """Import the declaring modules of ``--module``."""
+    for name in getattr(options, "module", ()):
+        dispatch.add_family(name)
 
 
 def _all_kernels(scope: str | None) -> list[Kernel]:
@@ -54,32 +59,31 @@ def _status_command(options: argparse.Namespace) -> int:
     for row in rows:
         for field in row.stale:
             print(f"stale: {row.scope}.{row.kernel}: {field}")
+    for scope, kind in dict.fromkeys((row.scope, row.frozen) for row in rows if row.frozen):
+        print(f"frozen: {scope} is a {kind} build: policy, --tune and retune do nothing here")
     for note in [*_changed_templates(kernels), *_lost_pins()]:
         print(f"note: {note}")
     for file in dict.fromkeys(r.manifest for r in rows if r.manifest):
         exists = Path(file).exists()
         print(f"\nmanifest: {file}{'' if exists else ' (not there yet)'}")
-    if tuned < len(rows):
+    untuned = dict.fromkeys(row.scope for row in rows if row.source != "manifest" and not row.frozen)
+    tuners = {k.scope.name: k.scope.tuner for k in kernels}
+    if any(not tuners[scope] for scope in untuned):
         print("to tune this box: python -m tunekit.retune")
+    for scope in untuned:
+        if tuners[scope]:
+            print(f"to tune {scope}: {_policy.command_of(scope)}")
     return 0
 
 
 def _changed_templates(kernels: Sequence[Kernel]) -> list[str]:
     """A sentence for each template that is no longer what a module in use was made from."""
-    try:
-        from tunekit.build_tools.render import read_template
-    except ImportError:  # a frozen install carries no build tools, and its templates change with it
-        return []
     found = []
     for kernel in kernels:
         for loaded in dispatch.loaded_modules(kernel):
             mend = "reinstall" if loaded.path.parent == Path(kernel.file).parent else "run python -m tunekit.retune"
             for name, digest in loaded.stamp["kernels"][kernel.key].get("templates", {}).items():
-                try:
-                    text = read_template(name, Path(kernel.file).parent)
-                except TunekitError:
-                    continue
-                if hashlib.sha256(text.encode()).hexdigest()[:16] != digest:
+                if _templates.changed(name, Path(kernel.file).parent, digest):
                     found.append(f"template {name} has changed since {loaded.path.name} was made from it; {mend}")
     return list(dict.fromkeys(found))
 
@@ -157,11 +161,17 @@ def _ensure_core(runner: Any) -> Path | None:
 
 def _build_command(options: argparse.Namespace) -> int:
     """Build what the manifests name, and what the install could not build; races nothing."""
+    console = Console(quiet=options.quiet)
+    kernels = _all_kernels(options.scope)
+    for reason in dict.fromkeys(dispatch.why_frozen(kernel) for kernel in kernels if dispatch.frozen(kernel)):
+        console.complain(f"tunekit: {reason}")
+    kernels = [kernel for kernel in kernels if not dispatch.frozen(kernel)]
+    if not kernels:
+        return 0
     from tunekit.build_tools import Runner, build_cached
 
     runner = Runner()
     reports: list[dict[str, Any]] = []
-    console = Console(quiet=options.quiet)
 
     def progress(done: int, total: int, label: str) -> None:
         console.progress(f"compiling {done}/{total}: {label}")
@@ -170,7 +180,7 @@ def _build_command(options: argparse.Namespace) -> int:
         made = _ensure_core(runner)
         if made is not None:
             reports.append({"kind": "core", "path": str(made)})
-        for unit in _units(_all_kernels(options.scope)):
+        for unit in _units(kernels):
             has_fat = any(
                 m.kind in ("fat", "grid") and m.path.parent == Path(unit[0].file).parent
                 for m in dispatch.loaded_modules(unit[0])
@@ -198,7 +208,7 @@ def _build_command(options: argparse.Namespace) -> int:
         for key, dropped in report_data.get("dropped", {}).items():
             for suffix, reason in dropped.items():
                 print(f"  {key}: dropped {suffix}: {reason}")
-    for note in _changed_templates(_all_kernels(options.scope)):
+    for note in _changed_templates(kernels):
         print(f"note: {note}")
     if not reports:
         print("nothing to build: the install's module is there and no manifest names another row")
@@ -206,13 +216,13 @@ def _build_command(options: argparse.Namespace) -> int:
 
 
 def _winners(unit: Sequence[Kernel]) -> dict[str, list[str]]:
-    """The rows that the manifest of a unit's scope names, less those that no one could build."""
-    entries = _manifest.load(unit[0].scope.name).entries
-    return {
-        kernel.key: [entries[kernel.name]]
+    """The rows that the manifests name for a unit's kernels, less those that no one could build."""
+    named = {
+        kernel: dict.fromkeys(m.entry(kernel) or REFERENCE for m in _manifest.layers(kernel.scope.name))
         for kernel in unit
-        if entries.get(kernel.name, REFERENCE) != REFERENCE and kernel.row(entries[kernel.name]) is not None
     }
+    found = {kernel.key: [s for s in suffixes if kernel.row(s) is not None] for kernel, suffixes in named.items()}
+    return {key: suffixes for key, suffixes in found.items() if suffixes}
 
 
 def _report_dict(report: Any) -> dict[str, Any]:
@@ -364,6 +374,13 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--json", action="store_true", help="as JSON")
     verify.add_argument("--quiet", action="store_true", help="no progress")
 
+    manifests.add_arguments(
+        commands.add_parser(
+            "manifest", help="show, compare, export and import the manifests of this box", allow_abbrev=False
+        )
+    )
+    for command in (status, build):
+        manifests.add_module_option(command)
     add("environment", _environment_command, "the environment variables that tunekit reads")
     commands.add_parser("retune", help="find this box's winners (python -m tunekit.retune)", add_help=False)
     return top
@@ -385,12 +402,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     try:
+        _families(options)
         status = int(options.run(options))
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
     except ToolchainError as error:
         print(f"tunekit: {error}", file=sys.stderr)
+        return 3
+    except ModuleNotFoundError as error:
+        if error.name not in ("jinja2", "cffi", "setuptools"):
+            raise
+        print(f"tunekit: building needs {error.name}, which is missing: pip install {error.name}", file=sys.stderr)
         return 3
     except TunekitError as error:
         print(f"tunekit: {error}", file=sys.stderr)

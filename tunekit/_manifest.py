@@ -9,11 +9,12 @@ file is lost: it is kept as ``<file>.bad``.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ from tunekit.kernel import Kernel, Scope
 _JSON_NAMES = {list: "an array", str: "text", int: "a number", float: "a number", bool: "true or false"}
 _TOO_LARGE = 16 * 1024 * 1024
 
+RECORD_SCHEMA = 1
+"""Of the run record; a record of a newer one is named in the status, and never overwritten."""
+
+_application: Path | None = None
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -37,6 +43,7 @@ class Manifest:
         faults: kernel to what is wrong with its entry (not text).
         problem: why the whole file is as good as absent, or None.
         exists: whether the file is there at all.
+        origin: ``environment``, ``application``, ``user``, ``machine``, or ``shipped`` with a frozen build.
     """
 
     path: Path | None
@@ -44,6 +51,26 @@ class Manifest:
     faults: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None
     exists: bool = False
+    origin: str = "user"
+
+    @property
+    def label(self) -> str:
+        """How a reason names it."""
+        if self.origin == "shipped":
+            return "this frozen build"
+        kind = "application manifest" if self.origin == "application" else "manifest"
+        return f"{kind} {self.path}" if self.path else "the manifest"
+
+    def entry(self, kernel: Kernel) -> str | None:
+        """The suffix for a kernel: under ``scope.kernel`` where that is spelt out, else under its name."""
+        return self.entries.get(kernel.key, None if kernel.key in self.faults else self.entries.get(kernel.name))
+
+    def fault(self, kernel: Kernel) -> str | None:
+        """What is wrong with a kernel's entry, or None."""
+        if kernel.key in self.entries:
+            return None
+        found = [name for name in (kernel.key, kernel.name) if name in self.faults]
+        return f"entry {found[0]!r}: {self.faults[found[0]]}" if found else None
 
 
 def parse_manifest(text: str | bytes, path: Path | None = None) -> Manifest:
@@ -101,38 +128,75 @@ def user_path(scope: str) -> Path:
     return paths.state_folder(this_box().key) / file_name(scope)
 
 
-def manifest_path(scope: str) -> Path | None:
-    """The file that is read for a scope: ``TUNEKIT_MANIFEST``, the user's, or the machine's. None = no manifest."""
-    override = settings().manifest
-    if override is not None:
-        return Path(override).expanduser().absolute() if override else None
-    own = user_path(scope)
-    try:
-        if own.exists():
-            return own
-        site = paths.site_folder(this_box().key) / file_name(scope)
-        return site if site.exists() else own
-    except OSError:  # a folder that may not be searched; reading says so
-        return own
+def site_path(scope: str) -> Path:
+    """The machine-wide file of this box for a scope: an administrator's, read and never written by a tuned process."""
+    return paths.site_folder(this_box().key) / file_name(scope)
+
+
+def application() -> Path | None:
+    """The manifest that this process's application declared, or None. ``TUNEKIT_MANIFEST`` overrides it."""
+    return _application if settings().manifest is None else None
+
+
+def set_application(path: Path | None) -> None:
+    """Make a file the application's own manifest (see :func:`tunekit.tune_manifest`, which checks that it may)."""
+    global _application
+    _application = path
 
 
 def write_path(scope: str) -> Path:
-    """The file that is written for a scope. Raises ManifestError where ``TUNEKIT_MANIFEST`` is empty."""
+    """The file that is written for a scope: ``TUNEKIT_MANIFEST``, the application's, or the user's.
+
+    Raises:
+        ManifestError: ``TUNEKIT_MANIFEST`` is empty, which means no manifest.
+    """
     override = settings().manifest
     if override == "":
         raise ManifestError("TUNEKIT_MANIFEST is empty, which means no manifest: there is no file to write")
-    return Path(override).expanduser().absolute() if override else user_path(scope)
+    return Path(override).expanduser().absolute() if override else application() or user_path(scope)
 
 
-def load(scope: str) -> Manifest:
-    """The manifest of a scope as it is on disk now."""
-    path = manifest_path(scope)
-    if path is None:
-        return Manifest(None)
-    manifest = read_manifest(path)
-    if settings().manifest and not manifest.exists:
-        return Manifest(path, problem="TUNEKIT_MANIFEST names it and it does not exist")
-    return manifest
+def check_writable(path: Path) -> None:
+    """Make the folder of a manifest and try it, before minutes of work depend on it.
+
+    Raises:
+        ManifestError: nothing can be written there; the message says why and what mends it.
+    """
+    import tempfile
+
+    try:
+        if path.is_dir():
+            raise ManifestError(f"{path} is a folder; name a file in TUNEKIT_MANIFEST")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ManifestError(
+            f"the manifest cannot be written: {path.parent}: {error.strerror or error}; "
+            "set TUNEKIT_HOME to a folder that can be written to"
+        ) from error
+
+
+def layers(scope: str) -> tuple[Manifest, ...]:
+    """What a scope's kernels are looked up in, as it is on disk now; the first that has an entry decides.
+
+    ``TUNEKIT_MANIFEST`` alone where it is set (empty: nothing at all), else the application's own manifest where one
+    is declared, the user's file of the scope, and the machine's.
+    """
+    override = settings().manifest
+    if override == "":
+        return ()
+    if override is not None:
+        path = Path(override).expanduser().absolute()
+        found = replace(read_manifest(path), origin="environment")
+        return (found if found.exists else replace(found, problem="TUNEKIT_MANIFEST names it and it does not exist"),)
+    own = application()
+    first = () if own is None else (replace(read_manifest(own), origin="application"),)
+    return (
+        *first,
+        replace(read_manifest(user_path(scope)), origin="user"),
+        replace(read_manifest(site_path(scope)), origin="machine"),
+    )
 
 
 def record_path(manifest: Path) -> Path:
@@ -141,16 +205,35 @@ def record_path(manifest: Path) -> Path:
     return manifest.with_name(f"{stem}.tune.run.json")
 
 
-def read_record(scope: str) -> dict[str, Any] | None:
-    """The run record beside a scope's manifest, or None (missing or unreadable: a record never decides a row)."""
-    path = manifest_path(scope)
-    if path is None:
+def read_record(manifest: Path | None) -> dict[str, Any] | None:
+    """The run record beside a manifest, or None (missing or unreadable: a record never decides a row)."""
+    if manifest is None:
         return None
     try:
-        data = json.loads(record_path(path).read_bytes())
+        data = json.loads(record_path(manifest).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
+
+
+def keep_record(path: Path, new: Mapping[str, Any]) -> None:
+    """Put a record aside that the new one must not replace: of a newer tunekit, of another box, or unreadable."""
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return  # there is none
+    try:
+        old = json.loads(text)
+        schema = old.get("schema", RECORD_SCHEMA)
+        if isinstance(schema, int) and schema > RECORD_SCHEMA:
+            ending = f"schema{schema}"
+        elif old.get("box") != new.get("box"):
+            ending = "old"
+        else:
+            return
+    except (ValueError, AttributeError, RecursionError):
+        ending = "bad"
+    os.replace(path, path.with_name(f"{path.name}.{ending}"))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -187,6 +270,14 @@ def locked(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _sweep(path: Path) -> None:
+    """Remove what a writer that was killed left half-written beside the file; the lock is held."""
+    for name in (path.name, record_path(path).name):
+        for left in path.parent.glob(f".{glob.escape(name)}.*.new"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+
 def save(path: Path, entries: Mapping[str, str], record: Mapping[str, Any] | None = None) -> None:
     """Merge entries into a manifest file and, with them, write the run record.
 
@@ -198,6 +289,7 @@ def save(path: Path, entries: Mapping[str, str], record: Mapping[str, Any] | Non
     if path.is_dir():
         raise ManifestError(f"{path} is a folder; name a file in TUNEKIT_MANIFEST")
     with locked(path):
+        _sweep(path)
         merged: dict[str, Any] = {}
         old = read_manifest(path)
         if old.exists and old.problem:
@@ -206,6 +298,7 @@ def save(path: Path, entries: Mapping[str, str], record: Mapping[str, Any] | Non
             merged = json.loads(path.read_bytes().decode("utf-8-sig"))
         merged.update(entries)
         if record is not None:
+            keep_record(record_path(path), record)
             # The record first: a manifest whose record is older would be called stale for no reason.
             text = json.dumps(record, indent=1, sort_keys=True, allow_nan=False)
             write_atomically(record_path(path), (text + "\n").encode())
@@ -213,8 +306,8 @@ def save(path: Path, entries: Mapping[str, str], record: Mapping[str, Any] | Non
 
 
 def manifest_get(kernel: Kernel) -> str | None:
-    """The suffix that the manifest on disk names for a kernel, or None."""
-    return load(kernel.scope.name).entries.get(kernel.name)
+    """The suffix that the manifests on disk name for a kernel, or None."""
+    return next((suffix for layer in layers(kernel.scope.name) if (suffix := layer.entry(kernel)) is not None), None)
 
 
 def manifest_set(kernel: Kernel, suffix: str) -> Path:
@@ -238,5 +331,7 @@ def manifest_set_many(scope: Scope, winners: Mapping[Kernel, str], record: Mappi
                 f"kernel {kernel.name!r} has no row {suffix!r}; see: python -m tunekit status --why-not {kernel.name}"
             )
     path = write_path(scope.name)
-    save(path, {kernel.name: suffix for kernel, suffix in winners.items()}, record)
+    # One application file serves all scopes, whose kernels may share a name; a scope's file is its own.
+    spelt = path == application()
+    save(path, {kernel.key if spelt else kernel.name: suffix for kernel, suffix in winners.items()}, record)
     return path

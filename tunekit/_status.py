@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, _proofs, dispatch
+from tunekit import _manifest, _proofs, _templates, dispatch
 from tunekit.choose import refusal
 from tunekit.cpu import this_box, this_cpu
 from tunekit.cpu.features import why_not as feature_why_not
@@ -29,8 +30,9 @@ class StatusRow:
         tier: ``c`` or ``python``.
         reason: one sentence.
         manifest: the file that was read (or would be written), or None.
-        stale: fields in which the manifest's record differs from this box and grid.
+        stale: fields in which the manifest's record differs from this box, grid, templates, compiler and tunekit.
         module: the module that holds the row, or None.
+        frozen: ``reference-only`` or ``standalone`` where the kernel came in a frozen build, else empty.
     """
 
     kernel: str
@@ -42,17 +44,27 @@ class StatusRow:
     manifest: str | None
     stale: tuple[str, ...]
     module: str | None
+    frozen: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def staleness(kernel: Kernel) -> tuple[str, ...]:
-    """The fields in which the record beside the manifest differs from this box and this grid; () where none does."""
-    record = _manifest.read_record(kernel.scope.name)
+def staleness(kernel: Kernel, manifest: Path | None, compiler: str = "") -> tuple[str, ...]:
+    """The fields in which the record beside a manifest differs from here; () where none does, or there is no record.
+
+    Args:
+        kernel: whose grid and templates are compared.
+        manifest: the file whose entry counts.
+        compiler: what made the row that runs; empty to compare none.
+    """
+    record = _manifest.read_record(manifest)
     if record is None:
         return ()
     found = []
+    schema = record.get("schema", _manifest.RECORD_SCHEMA)
+    if schema != _manifest.RECORD_SCHEMA:
+        found.append(f"record schema: {schema!r} there, {_manifest.RECORD_SCHEMA} here")
     box = record.get("box")
     own = this_box().to_json()
     if isinstance(box, dict):
@@ -62,6 +74,18 @@ def staleness(kernel: Kernel) -> tuple[str, ...]:
     digests = record.get("digests")
     if isinstance(digests, dict) and kernel.key in digests and digests[kernel.key] != kernel.digest():
         found.append(f"grid of {kernel.name}: {digests[kernel.key]} there, {kernel.digest()} here")
+    kernels = record.get("kernels")
+    entry = kernels.get(kernel.name) if isinstance(kernels, dict) else None
+    if not isinstance(entry, dict):
+        return tuple(found)
+    hashes = entry.get("hashes")
+    for name, digest in sorted(hashes.items()) if isinstance(hashes, dict) else ():
+        kind, _, template = name.partition(" ")
+        if kind == "template" and (now := _templates.changed(template, Path(kernel.file).parent, digest)):
+            found.append(f"template {template}: {digest} there, {now} here")
+    there = entry.get("compiler")
+    if there and compiler and there != compiler:
+        found.append(f"compiler: {there!r} there, {compiler!r} here")
     return tuple(found)
 
 
@@ -69,10 +93,14 @@ def status_of(kernel: Kernel) -> StatusRow:
     """The status of one kernel. Fixes no choice."""
     binding = dispatch.peek(kernel)
     choice = binding.choice
-    path = binding.manifest.path
+    frozen = dispatch.frozen(kernel)
+    path = choice.manifest or next((m.path for m in binding.layers if m.exists), None)
+    if path is None and not frozen:
+        path = next((m.path for m in binding.layers if m.origin in ("environment", "user")), None)
     reason = choice.reason
     if choice.tier == "python" and not dispatch.loaded_modules(kernel):
         reason = f"{reason}; {dispatch.nothing_built(kernel)}"
+    compiler = str(binding.bound.module.stamp.get("compiler", "")) if binding.bound else ""
     return StatusRow(
         kernel.name,
         kernel.scope.name,
@@ -81,8 +109,9 @@ def status_of(kernel: Kernel) -> StatusRow:
         choice.tier,
         reason,
         str(path) if path else None,
-        staleness(kernel) if binding.manifest.exists else (),
+        staleness(kernel, path, compiler),
         str(binding.bound.module.path) if binding.bound else None,
+        frozen,
     )
 
 
@@ -101,7 +130,7 @@ def log_status(application: str) -> None:
     for row in rows:
         log.info("%s: %s.%s: %s (%s)", application, row.scope, row.kernel, row.suffix, row.source)
     if tuned < len(rows):
-        log.info("%s: to tune this box: python -m tunekit.retune", application)
+        log.info("%s: to tune this box: %s", application, dispatch.how_to_tune)
 
 
 def explain_row(kernel: Kernel, suffix: str) -> str:
@@ -120,6 +149,8 @@ def _choice_of(kernel: Kernel, suffix: str) -> str:
             f"kernel {kernel.key} has no row {suffix!r}; its rows: {', '.join(r.suffix for r in kernel.rows)}"
         )
     choice = dispatch.peek(kernel).choice
+    if dispatch.frozen(kernel) and choice.suffix != suffix:
+        return f"{choice.suffix} runs ({choice.source}): {choice.reason}; {dispatch.why_frozen(kernel)}"
     if choice.suffix == suffix:
         return f"it runs ({choice.source}): {choice.reason}"
     if suffix == REFERENCE:
@@ -156,7 +187,8 @@ def _features(kernel: Kernel, suffix: str) -> set[str]:
 
 def _measured(kernel: Kernel, suffix: str) -> str | None:
     """What the last retune said about a row, or None."""
-    record = _manifest.read_record(kernel.scope.name)
+    layers = dispatch.peek(kernel).layers
+    record = next((r for m in layers if (r := _manifest.read_record(m.path)) is not None), None)
     if record is None:
         return None
     try:

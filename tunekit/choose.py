@@ -9,8 +9,9 @@ CPU, so that every box in the world can be tested on this one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tunekit._manifest import Manifest, parse_manifest
 from tunekit.environment import Settings
@@ -31,12 +32,14 @@ class World:
         built: suffix to the needs of its built objects, in the order of its alternatives; ``reference`` is
             there when the portable C reference was built.
         dropped: suffix to the reason why it was not built.
+        frozen: the kind of the frozen build that the kernel came with (``reference-only``, ``standalone``), or empty.
     """
 
     arch: str
     features: frozenset[str]
     built: Mapping[str, tuple[Needs, ...]] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
+    frozen: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Choice:
         reason: why this row, in one sentence.
         alternative: which of the row's built objects.
         warnings: what the operator should hear once per process.
+        manifest: the file whose entry decided, or None.
     """
 
     kernel: str
@@ -60,6 +64,7 @@ class Choice:
     reason: str
     alternative: int = 0
     warnings: tuple[str, ...] = ()
+    manifest: Path | None = None
 
     def log_line(self) -> str:
         """The stable, documented line for this choice: ``tunekit: KERNEL <- SUFFIX (SOURCE, TIER): REASON``."""
@@ -130,54 +135,65 @@ def _named(kernel: Kernel, suffix: str, source: str, where: str, world: World) -
     return Choice(kernel.key, suffix, source, "c", f"{where} names it", alternative)
 
 
-def choose(kernel: Kernel, manifest: Manifest | str | bytes | None, world: World, settings: Settings) -> Choice:
+def choose(
+    kernel: Kernel,
+    manifest: Manifest | Sequence[Manifest] | str | bytes | None,
+    world: World,
+    settings: Settings,
+) -> Choice:
     """Choose a kernel's row.
 
     Args:
         kernel: the declaration.
-        manifest: the scope's manifest, parsed or as text, or None where there is none.
+        manifest: parsed or as text, or several in the order in which they count, or None where there is none.
         world: architecture, features and built rows.
         settings: the environment (pin, policy, strict).
 
     Raises:
-        ManifestError: strict about manifests, and the manifest or this kernel's entry cannot be used.
+        ManifestError: strict about manifests, and one of them, or this kernel's entry in it, cannot be used.
         SettingError: strict about features, and a row of the grid requires an unknown one.
     """
     if "features" in settings.strict:
         unknown = sorted({name for row in kernel.rows for name in kernel.requires(row).unknown()})
         if unknown:
             raise SettingError(f"kernel {kernel.key}: unknown features in requires: {', '.join(unknown)}")
-    warnings: list[str] = []
+    if world.frozen == "reference-only":
+        return _reference(kernel, world, "reference", "this is a reference-only build")
     pinned = settings.pinned(kernel.key) or settings.pinned(kernel.name)
     if pinned is not None:
         found = _named(kernel, pinned, "pin", "TUNEKIT_PIN", world)
-        if isinstance(found, Choice):
-            return found
-        warnings.append(found)
-        return _fallback(kernel, world, found, tuple(warnings))
+        return found if isinstance(found, Choice) else _fallback(kernel, world, found, (found,))
     if settings.policy == "reference":
-        return _reference(kernel, world, "reference", "TUNEKIT_POLICY is reference")
+        return _reference(kernel, world, "reference", "the policy is reference")
     if manifest is None or isinstance(manifest, (str, bytes)):
         manifest = Manifest(None) if manifest is None else parse_manifest(manifest)
+    stack = (manifest,) if isinstance(manifest, Manifest) else tuple(manifest)
 
-    where = f"manifest {manifest.path}" if manifest.path else "the manifest"
-    problem: str | None = None
-    if manifest.problem:
-        problem = f"{where} is not usable: {manifest.problem}"
-    elif kernel.name in manifest.faults:
-        problem = f"{where}, entry {kernel.name!r}: {manifest.faults[kernel.name]}"
-    elif kernel.name in manifest.entries:
-        found = _named(kernel, manifest.entries[kernel.name], "manifest", where, world)
-        if isinstance(found, Choice):
-            return found
-        problem = found
-    if problem:
-        if "manifest" in settings.strict:
-            raise ManifestError(f"kernel {kernel.key}: {problem} (TUNEKIT_STRICT has manifest)")
-        return _fallback(kernel, world, problem, (problem,))
-    if not manifest.exists:
-        return _fallback(kernel, world, "no manifest")
-    return _fallback(kernel, world, f"{where} has no entry for it")
+    problems: list[str] = []
+    warned: list[str] = []
+    for layer in stack:
+        fault = layer.fault(kernel)
+        suffix = layer.entry(kernel)
+        if layer.problem:
+            problem = f"{layer.label} is not usable: {layer.problem}"
+        elif fault is not None:
+            problem = f"{layer.label}, {fault}"
+        elif suffix is None:
+            continue
+        else:
+            found = _named(kernel, suffix, "manifest", layer.label, world)
+            if isinstance(found, Choice):
+                return replace(found, warnings=tuple(warned), manifest=layer.path)
+            problem = found
+        problems.append(problem)
+        if layer.origin != "shipped":  # nobody can mend a frozen build; its status says it
+            warned.append(problem)
+            if "manifest" in settings.strict:
+                raise ManifestError(f"kernel {kernel.key}: {problem} (TUNEKIT_STRICT has manifest)")
+    if problems:
+        return _fallback(kernel, world, "; ".join(problems), tuple(warned))
+    there = next((layer for layer in stack if layer.exists), None)
+    return _fallback(kernel, world, f"{there.label} has no entry for it" if there else "no manifest")
 
 
 def row_verdict(kernel: Kernel, row: Row, world: World) -> str | None:

@@ -37,6 +37,13 @@ def _from_cache() -> ModuleType | None:
         path = folder / f"_core{paths.module_suffix()}"
         if not path.is_file() or paths.distrust(folder) is not None:
             return None
+    except OSError:
+        return None
+    return _load(path)
+
+
+def _load(path: Path) -> ModuleType | None:
+    try:
         spec = importlib.util.spec_from_file_location("tunekit._core", path)
         if spec is None or spec.loader is None:
             return None
@@ -46,6 +53,12 @@ def _from_cache() -> ModuleType | None:
         return None
     sys.modules["tunekit._core"] = module
     return module
+
+
+def adopt(path: Path) -> None:
+    """Use a core that was built this moment, where there is none yet (the build of tunekit itself)."""
+    if core() is None:
+        _found[:] = [_load(path)]
 
 
 def core() -> Any:

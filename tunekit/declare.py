@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunekit import dispatch
+from tunekit import _manifest, dispatch
 from tunekit import kernel as _kernel
 from tunekit.cpu.requires import parse
 from tunekit.dispatch import Tuned, TunedFunction
@@ -24,6 +24,7 @@ from tunekit.kernel import Companion, Kernel, Target
 from tunekit.rows import REFERENCE, Row, check_grid
 from tunekit.signature import C_WORDS, signature_of
 
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _C_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
 _TEMPLATE_NAMES = frozenset(("row", "arch", "alternative", "proto", "symbol", "preamble", "fail"))
@@ -158,6 +159,42 @@ def _join(where: str, own: str, companions: Sequence[Any]) -> list[CompanionFunc
         seen.add(item.__name__)
         joined.append(item)
     return joined
+
+
+def tune_manifest(name: str, dir: str | Path | None = None) -> Path:
+    """Declare this application's own manifest, ``<dir>/<name>.tune.json``; its entries win over those of the scopes.
+
+    Entries that it lacks keep the scopes' winners. It holds for the kernels of every library in the process, imported
+    before or after this call, and ``manifest_set`` writes there. Its keys are ``scope.kernel``, or a kernel's bare
+    name. ``TUNEKIT_MANIFEST`` overrides it.
+
+    Args:
+        name: the application's name; two applications that share a folder take two names.
+        dir: the folder; by default that of the file that calls this, from which a relative one counts, too.
+
+    Returns:
+        The file, whether or not it exists.
+
+    Raises:
+        DeclarationError: a bad name, no such folder, or another application manifest in this process.
+        ChoiceError: a kernel has been used already, and a choice, once used, is fixed for the process.
+    """
+    if not isinstance(name, str) or not _FILE_NAME.match(name):
+        raise DeclarationError(
+            f"application manifest {name!r}: the name must start with a letter or digit and hold letters, digits, "
+            f"dots, dashes and underscores; it becomes <name>.tune.json"
+        )
+    file = _here(1)[0]
+    # In a zipped application the file lies in the archive: the archive's folder is the nearest one that there is.
+    base = next(folder for folder in Path(file or "-").absolute().parents if folder.is_dir())
+    folder = base / (dir if dir is not None else "")
+    if not folder.is_dir():
+        raise DeclarationError(
+            f"application manifest {name!r}: dir={str(dir)!r} is no folder; make it, or name another"
+        )
+    path = folder / _manifest.file_name(name)
+    dispatch.declare_application(path)
+    return path
 
 
 def tune(

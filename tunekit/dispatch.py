@@ -16,7 +16,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,17 @@ from tunekit import _manifest, module, paths
 from tunekit.choose import Choice, World, choose, refusal
 from tunekit.cpu import this_box, this_cpu, this_features
 from tunekit.cpu.features import KNOWN_FEATURES, suggestion
-from tunekit.environment import settings
-from tunekit.errors import AbiError, ChoiceError, DamagedModule, SettingError, TunekitError, TunekitWarning
+from tunekit.environment import Settings, settings
+from tunekit.errors import (
+    AbiError,
+    ChoiceError,
+    DamagedModule,
+    DeclarationError,
+    ManifestError,
+    SettingError,
+    TunekitError,
+    TunekitWarning,
+)
 from tunekit.kernel import Kernel
 from tunekit.module import BuiltRow, LoadedModule
 from tunekit.rows import REFERENCE, Row
@@ -41,6 +50,17 @@ _kernels: dict[str, Kernel] = {}
 _bindings: dict[str, Binding] = {}
 _modules: dict[str, tuple[LoadedModule, ...]] = {}
 _said: set[str] = set()
+_families: dict[str, str] = {}
+_reference_everywhere = False
+
+FROZEN = ("reference-only", "standalone")
+"""Kinds of build that neither demand nor run tuning."""
+
+how_to_tune = "python -m tunekit.retune"
+"""The command that tunes, as a running application names it."""
+
+first_use: Callable[[Kernel, Binding], None] | None = None
+"""Called with each choice before it is fixed: where an application's policy hears of libraries imported late."""
 
 
 def warn_once(message: str) -> None:
@@ -71,10 +91,26 @@ def installed_scopes() -> dict[str, str]:
     """Scope to declaring module of every installed family: tunekit's own, and entry points ``tunekit.families``."""
     import importlib.metadata  # for tools only: it takes as long to import as half of tunekit
 
-    found = {"tunekit": "tunekit.q8.kernels"}
+    found = {"tunekit": "tunekit.q8.kernels", **_families}
     for point in importlib.metadata.entry_points(group="tunekit.families"):
         found.setdefault(point.name, point.value.partition(":")[0])
     return found
+
+
+def add_family(name: str) -> None:
+    """Import a declaring module whose package has no entry point, and count its scopes among the installed ones.
+
+    Raises:
+        TunekitError: it cannot be imported, or declares no kernel.
+    """
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise TunekitError(f"--module {name}: it cannot be imported ({error}); name it as Python imports it") from error
+    found = {k.scope.name: k.module for k in kernels() if k.module == name}
+    if not found:
+        raise TunekitError(f"--module {name}: it declares no kernel; name the module that has @tunekit.tune in it")
+    _families.update(found)
 
 
 def declare_scope(scope: str) -> tuple[Kernel, ...]:
@@ -155,10 +191,13 @@ def loaded_modules(kernel: Kernel, grid: bool = False) -> tuple[LoadedModule, ..
         unit = f"{kernel.scope.name}:{kernel.module}:{grid}"
         if unit not in _modules:
             siblings = tuple(k for k in _kernels.values() if (k.scope, k.module) == (kernel.scope, kernel.module))
-            found = [_cached(kernel, "stamped", siblings)]
-            found.append(_beside(kernel, siblings) or _cached(kernel, "fat", siblings))
-            if grid:
-                found.append(_cached(kernel, "grid", siblings))
+            if frozen(kernel):  # what it ships is all there is
+                found = [_beside(kernel, siblings)]
+            else:
+                found = [_cached(kernel, "stamped", siblings)]
+                found.append(_beside(kernel, siblings) or _cached(kernel, "fat", siblings))
+                if grid:
+                    found.append(_cached(kernel, "grid", siblings))
             _modules[unit] = tuple(m for m in found if m is not None)
         return _modules[unit]
 
@@ -167,6 +206,37 @@ def forget_modules() -> None:
     """Look for modules again (after a build in this process). Choices that were made stay."""
     with _lock:
         _modules.clear()
+        _reports.clear()
+
+
+_reports: dict[Path, Mapping[str, Any]] = {}
+
+
+def build_report(kernel: Kernel) -> Mapping[str, Any]:
+    """What the install said beside the declaring file: why nothing was built, or that the build is frozen; or {}."""
+    path = build_report_path(kernel)
+    with _lock:
+        if path not in _reports:
+            try:
+                data = json.loads(path.read_bytes())
+            except (OSError, ValueError, RecursionError):
+                data = {}
+            _reports[path] = data if isinstance(data, dict) else {}
+        return _reports[path]
+
+
+def frozen(kernel: Kernel) -> str:
+    """``reference-only`` or ``standalone`` where the kernel came in a frozen build, else empty."""
+    kind = build_report(kernel).get("frozen")
+    return str(kind) if kind in FROZEN else ""
+
+
+def why_frozen(kernel: Kernel) -> str:
+    """One sentence for every command that a frozen build refuses."""
+    return (
+        f"{kernel.scope.name} is a {frozen(kernel)} build: what it runs was fixed when it was built, and nothing tunes "
+        f"or builds it here; to tune it, install it without TUNEKIT_BUILD={frozen(kernel)}"
+    )
 
 
 def world_of(kernel: Kernel, grid: bool = False) -> tuple[World, dict[str, tuple[tuple[LoadedModule, BuiltRow], ...]]]:
@@ -179,7 +249,8 @@ def world_of(kernel: Kernel, grid: bool = False) -> tuple[World, dict[str, tuple
         for suffix, reason in loaded.dropped(kernel).items():
             dropped.setdefault(suffix, reason)
     built = {suffix: tuple(b.needs for _, b in found) for suffix, found in rows.items()}
-    world = World(this_cpu().arch, this_features(), built, {s: r for s, r in dropped.items() if s not in built})
+    left = {s: r for s, r in dropped.items() if s not in built}
+    world = World(this_cpu().arch, this_features(), built, left, frozen(kernel))
     return world, rows
 
 
@@ -253,7 +324,7 @@ class Binding:
 
     choice: Choice
     bound: BoundRow | None
-    manifest: _manifest.Manifest
+    layers: tuple[_manifest.Manifest, ...]
 
 
 def _bound(
@@ -269,17 +340,73 @@ def _bound(
 
 def _decide(kernel: Kernel) -> Binding:
     """Make a kernel's choice now, without fixing it."""
-    environment = settings()
-    manifest = _manifest.load(kernel.scope.name)
-    named = environment.pinned(kernel.key) or environment.pinned(kernel.name) or manifest.entries.get(kernel.name)
+    environment = replace(settings(), policy=REFERENCE) if _reference_everywhere else settings()
+    layers = shipped(kernel) if frozen(kernel) else _manifest.layers(kernel.scope.name)
+    named = [environment.pinned(kernel.key) or environment.pinned(kernel.name), *(m.entry(kernel) for m in layers)]
     world, rows = world_of(kernel)
-    if named and named != REFERENCE and named not in world.built:
+    # The grid's module is large: it is loaded for a row that nothing else holds, and where there is nothing else.
+    if not loaded_modules(kernel) or any(s not in (None, REFERENCE) and s not in world.built for s in named):
         world, rows = world_of(kernel, grid=True)
-    choice = choose(kernel, manifest, world, environment)
+    choice = choose(kernel, layers, world, environment)
     bound = None
     if choice.tier == "c":
         bound = _bound(kernel, choice.suffix, choice.alternative, choice.source, rows)
-    return Binding(choice, bound, manifest)
+    return Binding(choice, bound, layers)
+
+
+def shipped(kernel: Kernel) -> tuple[_manifest.Manifest, ...]:
+    """The winners that a standalone build carries."""
+    winners = build_report(kernel).get("winners", {})
+    entries = {k: v for k, v in winners.items() if isinstance(v, str)} if isinstance(winners, dict) else {}
+    return (_manifest.Manifest(None, entries, exists=True, origin="shipped"),)
+
+
+def used() -> tuple[str, ...]:
+    """The kernels whose choice has been made, and so is fixed for the process."""
+    with _lock:
+        return tuple(_bindings)
+
+
+def reference_everywhere() -> None:
+    """Run reference bodies from now on, whatever manifests say.
+
+    Raises:
+        ChoiceError: a kernel has been used on another row already.
+    """
+    global _reference_everywhere
+    with _lock:
+        other = [key for key, binding in _bindings.items() if binding.choice.suffix != REFERENCE]
+        if other:
+            raise ChoiceError(
+                f"the policy reference comes too late: {', '.join(other)} has been used already, and a choice holds "
+                f"for the process; apply the policy before the first call, or start with TUNEKIT_POLICY=reference"
+            )
+        _reference_everywhere = True
+
+
+def declare_application(path: Path) -> None:
+    """Put an application's manifest above those of the scopes.
+
+    Raises:
+        ChoiceError: a kernel has been used already.
+        DeclarationError: another file was declared before.
+    """
+    with _lock:
+        if settings().manifest is not None:
+            return  # it decides alone, and the application's is never read
+        before = _manifest.application()
+        if before == path:
+            return
+        if before is not None:
+            raise DeclarationError(
+                f"the application manifest is declared twice in this process: {before} and {path}; keep one"
+            )
+        if _bindings:
+            raise ChoiceError(
+                f"the application manifest {path} comes too late: {', '.join(_bindings)} has been used already, and a "
+                f"choice holds for the process; call tunekit.tune_manifest before the first use of a kernel"
+            )
+        _manifest.set_application(path)
 
 
 def peek(kernel: Kernel) -> Binding:
@@ -301,6 +428,8 @@ def bind(kernel: Kernel) -> Binding:
         binding = _bindings.get(kernel.key)
         if binding is None:
             binding = _decide(kernel)
+            if first_use is not None:
+                first_use(kernel, binding)
             _announce(kernel, binding)
             _bindings[kernel.key] = binding
     return binding
@@ -327,7 +456,7 @@ def _announce(kernel: Kernel, binding: Binding) -> None:
                 f"{f' (did you mean {meant!r}?)' if meant else ''}, so the row runs nowhere; "
                 f"see: python -m tunekit status --why-not {kernel.name} {row.suffix}"
             )
-    if choice.tier == "python" and settings().policy != "reference" and settings().mode == "normal":
+    if choice.tier == "python" and choice.reason != "the policy is reference" and settings().mode == "normal":
         warn_once(
             f"tunekit: {kernel.key} runs on its Python reference, which is correct and slow: {nothing_built(kernel)}"
         )
@@ -340,12 +469,15 @@ def nothing_built(kernel: Kernel) -> str:
             f"this process imported the checkout {_HERE.parent}, which holds no built module and hides the installed "
             f"package; start it from another folder, or install the checkout: pip install -e {_HERE.parent}"
         )
-    try:
-        report = json.loads(build_report_path(kernel).read_bytes())
-        reason = str(report["problem"])
-    except (OSError, ValueError, KeyError, TypeError):
+    reason = build_report(kernel).get("problem")
+    if reason is None:
         reason = "no module was built for it" if not loaded_modules(kernel) else "no built row runs on this CPU"
-    return f"{reason}; to build: python -m tunekit build --scope {kernel.scope.name}"
+    if frozen(kernel):
+        return f"{reason}; {why_frozen(kernel)}"
+    words = f"--scope {kernel.scope.name}"
+    if kernel.scope.name not in installed_scopes():
+        words += f" --module {kernel.module}"
+    return f"{reason}; to build: python -m tunekit build {words}"
 
 
 def shadowed() -> bool:
@@ -359,6 +491,12 @@ def shadowed() -> bool:
 def build_report_path(kernel: Kernel) -> Path:
     """What the install left beside the declaring file when it could not build the module."""
     return Path(kernel.file).parent / f"{module.PREFIX}{kernel.scope.name}_build.json"
+
+
+def untuned_row(kernel: Kernel) -> str:
+    """What would run here with no manifest, pin or policy: the first runnable row of the chain, or the reference."""
+    world, _ = world_of(kernel, grid=True)
+    return choose(kernel, None, world, Settings()).suffix
 
 
 # --- the grid --------------------------------------------------------------------------------------------
@@ -447,35 +585,57 @@ class TunedFunction:
             raise ChoiceError(f"{self.kernel.key} has no native code here: {nothing_built(self.kernel)}")
         return bound.address(self.__name__)
 
-    def variants(self) -> list[tuple[str, Callable[..., Any]]]:
-        """(suffix, callable) pairs. Normal mode: the reference alone. Grid modes: the reference, then every row.
+    def variants(self) -> list[tuple[str, Variant]]:
+        """(suffix, :class:`Variant`) pairs. Normal mode: the reference alone. Grid modes: it, then every row in order.
 
-        A row that declined, was not built or cannot run here behaves exactly as the reference.
+        A row that declined, was not built or cannot run here behaves exactly as the reference. A frozen build has the
+        reference alone in every mode.
         """
-        found: list[tuple[str, Callable[..., Any]]] = [(REFERENCE, self._reference)]
-        if settings().mode == "normal":
-            return found
-        rows = grid_rows(self.kernel)
-        for row in self.kernel.rows:
-            bound = rows.get(row.suffix)
-            found.append((row.suffix, self._reference if bound is None else _Variant(bound, self.__name__)))
+        found = [(REFERENCE, Variant(self, REFERENCE, None))]
+        if settings().mode != "normal" and not frozen(self.kernel):
+            rows = grid_rows(self.kernel)
+            found += [(row.suffix, Variant(self, row.suffix, rows.get(row.suffix))) for row in self.kernel.rows]
         return found
-
-    def _reference(self, *arguments: Any) -> Any:
-        checked = check_call(self.__name__, self.signature, arguments)
-        return self.__wrapped__(*checked)
 
     def __repr__(self) -> str:
         owner = f" of {self._kernel.key}" if self._kernel else ""
         return f"<tuned function {self.__name__}{owner}>"
 
 
-class _Variant:
-    def __init__(self, bound: BoundRow, name: str) -> None:
-        self.bound, self.name = bound, name
+class Variant:
+    """One row of a function, called by name: ``gemm__kstep2``. Using it fixes no choice.
+
+    Attributes:
+        suffix: the row, or ``reference``.
+        bound: the built row, or None where the reference's body runs: for the reference itself, and for a row that
+            declined, was not built or cannot run here.
+    """
+
+    def __init__(self, function: TunedFunction, suffix: str, bound: BoundRow | None) -> None:
+        self.suffix, self.bound = suffix, bound
+        self.__name__ = f"{function.__name__}__{suffix}"
+        self._function = function
 
     def __call__(self, *arguments: Any) -> Any:
-        return self.bound.call(self.name, *arguments)
+        function = self._function
+        if self.bound is not None:
+            return self.bound.call(function.__name__, *arguments)
+        return function.__wrapped__(*check_call(function.__name__, function.signature, arguments))
+
+    def address(self) -> int:
+        """The C address; of the portable C reference where the row itself cannot run.
+
+        Raises:
+            ChoiceError: nothing native is built here.
+        """
+        kernel = self._function.kernel
+        native = self.bound or grid_rows(kernel).get(REFERENCE)
+        if native is None:
+            raise ChoiceError(f"{kernel.key} has no native code here: {nothing_built(kernel)}")
+        return native.address(self._function.__name__)
+
+    def __repr__(self) -> str:
+        return f"<variant {self.__name__}>"
 
 
 class Tuned(TunedFunction):
@@ -487,4 +647,6 @@ class Tuned(TunedFunction):
 
     def manifest_set(self, suffix: str) -> Path:
         """Record a row as this box's winner; the next process uses it. Raises ManifestError."""
+        if frozen(self.kernel):
+            raise ManifestError(why_frozen(self.kernel))
         return _manifest.manifest_set(self.kernel, suffix)

@@ -20,6 +20,7 @@ POLICIES = ("fallback", "warn", "error", "auto", "restart", "reference")
 BUILDS = ("fat", "grid", "reference-only", "standalone", "none")
 STRICT = ("compiler", "features", "manifest")
 LOGS = ("choice", "build", "tune")
+RAIL = ("tuner", "again")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Settings:
     log: frozenset[str] = frozenset()
     build: str = "fat"
     strict: frozenset[str] = frozenset()
+    rail: frozenset[str] = frozenset()
 
     def pinned(self, kernel: str) -> str | None:
         """The suffix that ``TUNEKIT_PIN`` names for a kernel, or None."""
@@ -148,6 +150,9 @@ VARIABLES: tuple[Variable, ...] = (
              "what `pip install` builds: the fallback rows (`fat`), every row (`grid`), only references, or nothing"),
     Variable("TUNEKIT_STRICT", "strict", _subset(STRICT), "comma list of `compiler`, `features`, `manifest`",
              "turns a missing compiler, an unknown feature name or an unusable manifest into an error"),
+    Variable("TUNEKIT_RAIL", "rail", _subset(RAIL), "`tuner`, `again`",
+             "set by the policy rail for the processes that it starts: a tuner never tunes itself, and a process tree "
+             "starts again once at most; leave it alone"),
 )
 # fmt: on
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tunekit import console as _console
+from tunekit import dispatch
 from tunekit.console import Console
 from tunekit.errors import GateError, ManifestError, TunekitError
 from tunekit.measure import gate
@@ -151,6 +152,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--scope", action="append", default=[], metavar="S", help="tune this scope (may be repeated)")
     add("--kernel", action="append", default=[], metavar="K", help="tune this kernel (may be repeated)")
+    add("--module", action="append", default=[], metavar="M", help="a declaring module without an entry point, too")
     add("--time-limit", type=_seconds, metavar="S", help="end after so many seconds, with what is known")
     add("--row-timeout", type=_seconds, default=20.0, metavar="S", help="seconds for one check of a row (20)")
     add("--fresh", action="store_true", help="forget the present winners: ties go to the fallback")
@@ -251,6 +253,8 @@ def _obey(
     arguments: argparse.Namespace, options: Options, talk: Console, house: House | None, clock: Callable[[], float]
 ) -> int:
     try:
+        for name in arguments.module:
+            dispatch.add_family(name)
         results = tune(arguments.scope, options, talk, house, clock)
         if not results:
             talk.complain("tunekit: there is nothing to tune: no installed family declares a kernel")

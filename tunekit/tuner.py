@@ -11,12 +11,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import hashlib
 import importlib
-import json
 import platform
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -98,21 +95,15 @@ class House:
         from tunekit import _manifest
 
         try:
-            path = _manifest.write_path(scope)
-            if path.is_dir():
-                raise ManifestError(f"{path} is a folder; name a file in TUNEKIT_MANIFEST")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path.parent):
-                pass
-        except ManifestError:
-            raise
+            _manifest.check_writable(_manifest.write_path(scope))
         except TunekitError as error:
-            raise ManifestError(str(error)) from error
-        except OSError as error:
-            raise ManifestError(
-                f"the manifest cannot be written, so nothing was measured: {path.parent}: {error.strerror or error}; "
-                "set TUNEKIT_HOME to a folder that can be written to, or use --dry-run"
-            ) from error
+            raise ManifestError(f"{error} (nothing was measured; to measure only: --dry-run)") from error
+
+    def frozen(self, kernel: Kernel) -> str:
+        """Why nothing tunes a kernel here, or empty."""
+        from tunekit import dispatch
+
+        return dispatch.why_frozen(kernel) if dispatch.frozen(kernel) else ""
 
     @contextlib.contextmanager
     def alone(self, deadline: Deadline, tell: Callable[[str], None]) -> Iterator[bool]:
@@ -232,15 +223,14 @@ class House:
         """Hashes of what the kernel's rows are made from."""
         found = {"grid": kernel.digest()}
         with contextlib.suppress(ToolchainError):
-            texts = json.dumps(_build_tools("render").templates_read(kernel), sort_keys=True, default=str)
-            found["templates"] = hashlib.sha256(texts.encode()).hexdigest()[:16]
+            found.update({f"template {n}": d for n, d in _build_tools("render").templates_read(kernel).items()})
         return found
 
     def record(self, scope: str) -> Any:
         """The record beside the scope's manifest, as JSON values, or None."""
         from tunekit import _manifest
 
-        return _manifest.read_record(scope)
+        return _manifest.read_record(_manifest.write_path(scope))
 
     def write(self, winners: Mapping[Kernel, str], record: dict[str, Any]) -> str:
         """Write one scope's manifest and record; the manifest's path."""
@@ -428,6 +418,13 @@ def tune(
         raise PolicyError(reason)
     deadline = Deadline(options.time_limit, clock)
     chosen = select(scopes, options, rooms)
+    for scope in list(chosen):
+        reasons = [reason for kernel in chosen[scope] if (reason := rooms.frozen(kernel))]
+        chosen[scope] = [kernel for kernel in chosen[scope] if not rooms.frozen(kernel)]
+        for reason in dict.fromkeys(reasons):
+            console.complain(f"tunekit: {reason}")
+        if not chosen[scope]:
+            del chosen[scope]
     if not options.dry_run:
         for scope in chosen:
             rooms.can_write(scope)
@@ -589,7 +586,8 @@ class _Run:
             fixtures = self.house.fixtures(kernel)
             regimes = check_regimes(fixtures.regimes())
         except NoFixtures:
-            text = "not raced: the kernel declares no fixtures="
+            own = f"; its scope's tuner: python -m {kernel.scope.tuner}" if kernel.scope.tuner else ""
+            text = f"not raced: the kernel declares no fixtures={own}"
             _not_raced(found, text)
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), False
         except (TunekitError, ValueError, ImportError, AttributeError) as error:

@@ -12,9 +12,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
 
+from tunekit._manifest import RECORD_SCHEMA as SCHEMA
 from tunekit.errors import MalformedManifest
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class KernelRecord:
         complete: whether every row was gated and raced to the end.
         ended: when, ISO 8601 in UTC.
         compiler: its version line.
-        hashes: of what its rows were made from: ``grid`` (the declaration) and ``templates``.
+        hashes: of what its rows were made from: ``grid`` (the declaration) and each ``template NAME``.
         picks: what each deciding regime said.
         notes: what a reader should know (a noisy box, a regime in which the winner loses).
         rows: by suffix, in the order of the declaration.
