@@ -79,6 +79,7 @@ def test_a_tuner_that_never_ends_is_stopped_with_all_that_it_started(machine: Ma
     assert gone(int(second.split()[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_the_tuner_and_then_the_application(machine: Machine, number: signal.Signals) -> None:
     process = machine.begin(sys.executable, APP, FAKE="hangs")

@@ -150,6 +150,7 @@ def test_a_library_that_is_imported_after_the_guard(machine: Machine) -> None:
     assert late("fallback").stderr == ""
 
 
+@pytest.mark.slow
 def test_tunekits_own_retune_is_the_tuner_of_a_scope_without_one(machine: Machine, tmp_path: Path) -> None:
     """A library that nobody installed, declared beside the script: its module is named to the tuner."""
     banner = machine.app(MISSING="warn", ALPHA_TUNER="", ALPHA_FIXTURES="toy.fixtures:FIXTURES", PYTHONPATH=f"{APP.parent}:{APP.parent.parent}")
