@@ -25,9 +25,10 @@ TOGETHER = {"test_aarch64.py", "test_emission.py"}
 
 
 def pytest_configure() -> None:
-    """Have Ctrl-C as a terminal has it: a shell's ``&`` starts us with SIGINT ignored, and children would inherit that."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Have signals as a terminal gives them: a shell's ``&`` and ``nohup`` leave some ignored, and children inherit that."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.hookimpl(optionalhook=True)
