@@ -38,7 +38,7 @@ from tunekit.rows import Row
 
 BLOCK = grid.BLOCK
 
-pytestmark = pytest.mark.build
+pytestmark = [pytest.mark.build, pytest.mark.slow]
 
 
 def _objects() -> list[Object]:

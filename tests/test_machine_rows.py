@@ -26,7 +26,7 @@ from emulate.rows import KERNEL, Object, failures, mutant, name_of, not_made
 from tunekit.cpu.features import implied
 from tunekit.q8 import grid, oracle, product
 
-pytestmark = pytest.mark.build
+pytestmark = [pytest.mark.build, pytest.mark.slow]
 
 OBJECTS: list[Object] = [
     (row, features)
