@@ -136,3 +136,12 @@ def test_the_record_is_written_with_the_manifest(toy: Any) -> None:
     record = _manifest.read_record(path)
     assert record is not None
     assert record["box"] == cpu.this_box().to_json()
+
+
+def test_every_bad_file_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "x.tune.json"
+    for text in ("first", "second", "third"):
+        path.write_text(text)
+        _manifest.save(path, {"toy": "k1"})
+    kept = [(tmp_path / f"x.tune.json.bad{number}").read_text() for number in ("", "2", "3")]
+    assert kept == ["first", "second", "third"]

@@ -96,8 +96,8 @@ def test_export_and_import_carry_winners_to_another_box(
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "etc"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
     assert run("import", "-", "--machine")[0] == 0
-    assert json.loads(_manifest.site_path("toyscope").read_text()) == {"toy": "k2"}
-    assert _manifest.site_path("toyscope").is_relative_to(tmp_path / "etc")
+    assert json.loads(_manifest.site_paths("toyscope")[0].read_text()) == {"toy": "k2"}
+    assert _manifest.site_paths("toyscope")[0].is_relative_to(tmp_path / "etc")
 
 
 def test_what_does_not_run_here_is_kept_and_said(run: Run, toy: Any, tmp_path: Path) -> None:

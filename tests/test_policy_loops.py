@@ -80,7 +80,7 @@ def test_a_tuner_that_never_ends_is_stopped_with_all_that_it_started(machine: Ma
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_the_tuner_and_then_the_application(machine: Machine, number: signal.Signals) -> None:
     process = machine.begin(sys.executable, APP, FAKE="hangs")
     while len(machine.log) < 2:
@@ -96,6 +96,21 @@ def test_a_signal_ends_the_tuner_and_then_the_application(machine: Machine, numb
     assert not machine.manifest("alpha").exists()
     # The next start is not held up by the dead one's lock.
     assert values(machine.app()) == [7]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_spare_the_tuner(machine: Machine, number: signal.Signals) -> None:
+    process = machine.begin(sys.executable, APP, FAKE="hangs")
+    while len(machine.log) < 2:
+        time.sleep(0.05)
+    for _ in range(2):
+        process.send_signal(number)
+        time.sleep(0.3)
+    process.communicate(timeout=60)
+    assert process.returncode == -number
+    assert gone(int(machine.log[0].split()[3]))
+    assert gone(int(machine.log[1].split()[1]))
 
 
 def test_a_scope_with_neither_tuner_nor_fixtures_is_an_error(machine: Machine) -> None:
@@ -138,6 +153,7 @@ HOSTS = {
     "embedded in":       "import sys\nsys.executable = '/bin/sh'\n{app}",
     "embedded in another program": "import sys\nsys.executable = ''\n{app}",
     "inside IPython":    "import builtins\nbuiltins.get_ipython = lambda: None\n{app}",
+    "a debugger": "import sys, types\nsys.modules['pydevd'] = types.ModuleType('pydevd')\n{app}",
     "not the main thread": "import threading\ndef run():\n  exec({app!r}, {{}})\nt = threading.Thread(target=run); t.start(); t.join()",
 }
 # fmt: on
@@ -210,6 +226,66 @@ def test_closed_standard_streams(machine: Machine) -> None:
     )
     assert done.returncode == 0
     assert json.loads((machine.folder / "out.json").read_text())["values"] == [7]
+
+
+def test_without_standard_error_no_file_of_the_application_is_written(machine: Machine) -> None:
+    """Descriptor 2 is then the next file that the application opens."""
+    (machine.folder / "data.py").write_text(
+        "f = open('data.bin', 'ab'); f.write(b'%d ' % f.fileno()); f.flush()\n"
+        "import alpha, tunekit as tk\n"
+        "tk.policy(missing='auto').apply()\n"
+        "print(alpha.toy(2, 3)); f.write(b'end')\n"
+    )
+    line = f"exec {sys.executable} data.py >out 2>&-"
+    done = subprocess.run(["/bin/sh", "-c", line], env=machine.environment(), cwd=machine.folder, check=False, timeout=100)
+    assert (done.returncode, (machine.folder / "out").read_text(), len(machine.log)) == (0, "7\n", 1)
+    assert (machine.folder / "data.bin").read_bytes() == b"2 2 end"
+
+
+def test_a_debugger_is_a_host(machine: Machine) -> None:
+    (machine.folder / "mine.py").write_text(APPLICATION)
+    done = machine.run(sys.executable, "-m", "pdb", "mine.py", stdin="c\nq\n")
+    assert "auto acts as warn here: this runs in a debugger" in done.stderr, done.stdout
+    assert machine.log == []
+
+
+@pytest.mark.parametrize("missing", ["fallback", "auto"])
+def test_a_sub_interpreter_is_a_host(machine: Machine, missing: str) -> None:
+    module = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+    inner = f"import tunekit as tk\ntk.policy(missing={missing!r}).apply()\nprint('on', flush=True)"
+    # CPython 3.13 isolates by default, and modules of one phase (cffi's) are refused there.
+    make = "s.create('legacy')" if sys.version_info >= (3, 13) else "s.create()"
+    run = "s.exec(i, {inner!r})" if sys.version_info >= (3, 13) else "s.run_string(i, {inner!r})"
+    done = machine.run(sys.executable, "-W", "ignore", "-c", f"import {module} as s\ni = {make}\nprint({run.format(inner=inner)})")
+    assert done.stdout.startswith("on\n"), done.stdout + done.stderr
+    assert machine.log == []
+
+
+def test_the_working_directory_is_on_the_tuners_path_only_where_it_is_on_ours(machine: Machine) -> None:
+    elsewhere = machine.folder / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("random.py", "faketuner.py", "tunekit.py"):
+        (elsewhere / name).write_text("raise SystemExit(3)\n")
+    done = machine.run(sys.executable, APP, cwd=elsewhere)
+    assert (values(done), len(machine.log)) == ([7], 1), done.stderr
+
+
+def test_a_library_that_isolated_python_keeps_from_a_child_is_named(machine: Machine) -> None:
+    text = f"import sys\nsys.path[:0] = [{str(APP.parent)!r}]\n{APPLICATION}"
+    done = machine.run(sys.executable, "-I", "-c", text)
+    assert (done.stdout, machine.log) == ("6\n", []), done.stderr
+    assert "module faketuner lies in a folder that python -E and -I keep from a child; to tune it: " in done.stderr
+    command = done.stderr.partition("to tune it: ")[2].splitlines()[0]
+    assert machine.run("/bin/sh", "-c", command, TUNEKIT_RAIL="tuner").returncode == 0
+    assert machine.run(sys.executable, "-I", "-c", text).stdout == "7\n"
+
+
+def test_a_row_that_the_grid_no_longer_has_is_missing(machine: Machine) -> None:
+    machine.write("alpha", {"toy": "renamed"})
+    done = machine.app(MISSING="error")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "scope alpha is untuned on this box" in done.stderr
+    assert (values(machine.app()), len(machine.log)) == ([7], 1)
 
 
 def test_handlers_are_as_they_were(machine: Machine) -> None:

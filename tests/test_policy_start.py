@@ -86,6 +86,20 @@ def test_a_relative_script_in_a_folder_that_the_program_left(machine: Machine) -
     assert (values(done), len(machine.log)) == ([7], 1), done.stderr
 
 
+def test_a_script_that_left_its_folder_before_tunekit_was_imported(machine: Machine) -> None:
+    (machine.folder / "mine.py").write_text("import os\nos.chdir('/')\n" + APP.read_text().replace("from __future__ import annotations\n", ""))
+    done = machine.run(sys.executable, "mine.py")
+    assert (values(done), len(machine.log)) == ([7], 1), done.stderr
+
+
+def test_a_module_that_cannot_be_found_again_goes_on_and_says_so(machine: Machine) -> None:
+    (machine.folder / "mine.py").write_text("import os\nos.chdir('/')\n" + APP.read_text().replace("from __future__ import annotations\n", ""))
+    done = machine.run(sys.executable, "-m", "mine")
+    assert (values(done), len(machine.log)) == ([7], 1), done.stderr  # nothing had been used: this process has them too
+    assert "the process is not started again: from /, where it was when tunekit was imported" in done.stderr
+    assert values(machine.run(sys.executable, "-m", "mine")) == [7]
+
+
 def test_the_plain_call_and_the_function_it_guards_twice(machine: Machine) -> None:
     text = (
         "import alpha, tunekit as tk\n"

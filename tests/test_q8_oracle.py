@@ -13,6 +13,7 @@ import q8_cases as exact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tunekit import q8
 from tunekit.q8 import fixtures, oracle
 
 FLOAT32 = st.floats(width=32)
@@ -241,3 +242,9 @@ def test_quantiser_cuts_nothing_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     for t, (q, s) in zip((0, 4095, 4096, 8999), again, strict=True):
         np.testing.assert_array_equal(codes[t : t + 1], q)
         np.testing.assert_array_equal(scales[t : t + 1], s)
+
+
+def test_the_specification_wants_quantised_operands_and_says_so() -> None:
+    m = q8.pack(np.ones((2, 32), np.float32))
+    with pytest.raises(TypeError, match=r"a is a ndarray without codes and scales; give q8.quantize\(x\)"):
+        oracle.matmul(np.ones((1, 32), np.float32), m)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import pytest
 from rails import Machine
 
 import tunekit as tk
-from tunekit import cpu, dispatch
+from tunekit import _manifest, cpu, dispatch
 
 BOTH = "import ctypes, alpha, beta\ndef v(f): return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)(f.address())(2, 3)\n"
 SHOW = "print(v(alpha.toy), v(beta.toy))\n"
@@ -261,3 +261,17 @@ def test_a_named_manifest_that_is_no_readable_file(machine: Machine, kind: str) 
     readable = kind == "unreadable" and os.geteuid() == 0  # root reads everything
     assert done.stdout.splitlines()[-1] == ("7 7" if readable else "6 6"), done.stderr
     assert str(path) in done.stdout
+
+
+def test_every_folder_of_the_systems_configuration_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setenv("XDG_CONFIG_DIRS", f"{first}{os.pathsep}{second}")
+    upper, lower = _manifest.site_paths("anything")
+    assert upper.is_relative_to(first)
+    assert [layer.path for layer in _manifest.layers("anything")][1:] == [upper]  # none is there: the one to write
+    lower.parent.mkdir(parents=True)
+    lower.write_text('{"toy": "k2"}')
+    assert [layer.path for layer in _manifest.layers("anything")][1:] == [lower]
+    upper.parent.mkdir(parents=True)
+    upper.write_text("{}")
+    assert [layer.path for layer in _manifest.layers("anything")][1:] == [upper, lower]

@@ -244,6 +244,8 @@ def _report_dict(report: Any) -> dict[str, Any]:
 
 def _show_command(options: argparse.Namespace) -> int:
     kernel = dispatch.find_kernel(options.kernel)
+    if dispatch.frozen(kernel):
+        raise TunekitError(f"there is no C to show: {dispatch.why_frozen(kernel)}")
     from tunekit.build_tools import Runner, find_toolchain, row_assembly, row_source
 
     if options.assembly:
@@ -271,6 +273,12 @@ def _verify_command(options: argparse.Namespace) -> int:
     for row in options.row:
         if not any(kernel.knows(row) for kernel in kernels):
             raise TunekitError(f"no kernel has a row {row!r}; see: python -m tunekit status --why-not KERNEL")
+    compilers = [name for name in options.compilers.split(",") if name]
+    if not compilers:
+        raise TunekitError("--compilers names none; for example: --compilers gcc,clang")
+    for kernel in kernels:
+        if dispatch.frozen(kernel):
+            raise TunekitError(f"there is nothing to prove: {dispatch.why_frozen(kernel)}")
     both = not options.emission and not options.execution
     console = Console(quiet=options.quiet)
     answer: dict[str, Any] = {}
@@ -281,7 +289,7 @@ def _verify_command(options: argparse.Namespace) -> int:
 
     try:
         if options.emission or both:
-            emitted = verify.emission(kernels, options.row, options.compilers.split(","), progress=progress)
+            emitted = verify.emission(kernels, options.row, compilers, progress=progress)
             console.clear()
             failed = emitted.failed > 0
             answer["emission"] = emitted.as_dict()

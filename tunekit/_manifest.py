@@ -128,9 +128,12 @@ def user_path(scope: str) -> Path:
     return paths.state_folder(this_box().key) / file_name(scope)
 
 
-def site_path(scope: str) -> Path:
-    """The machine-wide file of this box for a scope: an administrator's, read and never written by a tuned process."""
-    return paths.site_folder(this_box().key) / file_name(scope)
+def site_paths(scope: str) -> list[Path]:
+    """The machine-wide files of this box for a scope: an administrator's, read and never written by a tuned process.
+
+    One in each folder of the system's configuration, the weightiest first; that one is written.
+    """
+    return [folder / file_name(scope) for folder in paths.site_folders(this_box().key)]
 
 
 def application() -> Path | None:
@@ -192,11 +195,9 @@ def layers(scope: str) -> tuple[Manifest, ...]:
         return (found if found.exists else replace(found, problem="TUNEKIT_MANIFEST names it and it does not exist"),)
     own = application()
     first = () if own is None else (replace(read_manifest(own), origin="application"),)
-    return (
-        *first,
-        replace(read_manifest(user_path(scope)), origin="user"),
-        replace(read_manifest(site_path(scope)), origin="machine"),
-    )
+    machine = [replace(read_manifest(path), origin="machine") for path in site_paths(scope)]
+    there = [found for found in machine if found.exists] or machine[:1]
+    return (*first, replace(read_manifest(user_path(scope)), origin="user"), *there)
 
 
 def record_path(manifest: Path) -> Path:
@@ -216,6 +217,12 @@ def read_record(manifest: Path | None) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
+def _aside(path: Path, ending: str) -> Path:
+    """A name beside a file that nothing has yet: ``FILE.bad``, ``FILE.bad2``, ..."""
+    names = (path.with_name(f"{path.name}{ending}{number if number > 1 else ''}") for number in range(1, 1000))
+    return next((name for name in names if not name.exists()), path.with_name(path.name + ending))
+
+
 def keep_record(path: Path, new: Mapping[str, Any]) -> None:
     """Put a record aside that the new one must not replace: of a newer tunekit, of another box, or unreadable."""
     try:
@@ -233,7 +240,7 @@ def keep_record(path: Path, new: Mapping[str, Any]) -> None:
             return
     except (ValueError, AttributeError, RecursionError):
         ending = "bad"
-    os.replace(path, path.with_name(f"{path.name}.{ending}"))
+    os.replace(path, _aside(path, f".{ending}"))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -293,7 +300,7 @@ def save(path: Path, entries: Mapping[str, str], record: Mapping[str, Any] | Non
         merged: dict[str, Any] = {}
         old = read_manifest(path)
         if old.exists and old.problem:
-            os.replace(path, path.with_name(path.name + ".bad"))
+            os.replace(path, _aside(path, ".bad"))
         elif old.exists:
             merged = json.loads(path.read_bytes().decode("utf-8-sig"))
         merged.update(entries)

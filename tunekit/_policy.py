@@ -46,8 +46,11 @@ _PR_SET_PDEATHSIG = 1
 _HOSTS = {
     "ipykernel": "a Jupyter kernel", "_pytest.main": "pytest", "unittest.__main__": "unittest",
     "gunicorn.arbiter": "gunicorn", "uwsgi": "uWSGI", "mod_wsgi": "mod_wsgi", "celery.bin.worker": "Celery",
-    "mpi4py.MPI": "an MPI process",
+    "mpi4py.MPI": "an MPI process", "pydevd": "a debugger", "debugpy": "a debugger",
 }  # fmt: skip
+
+_DEBUGGERS = ("pdb", "trace", "ipdb", "pudb")
+"""Modules that run a program inside themselves: its restart would be another session of theirs."""
 
 
 # --- how this process was started ------------------------------------------------------------------------
@@ -61,6 +64,8 @@ class Start:
     folder: str | None
     environ: Mapping[str, str]
     process: int
+    complains: bool
+    """Whether there is a standard error: where it was closed, descriptor 2 is whatever file was opened next."""
 
     @classmethod
     def now(cls) -> Start:
@@ -68,7 +73,8 @@ class Start:
             folder: str | None = os.getcwd()  # noqa: PTH109 (a path that is text, and a folder that may be gone)
         except OSError:
             folder = None
-        return cls(tuple(getattr(sys, "orig_argv", ())), folder, dict(os.environ), os.getpid())
+        words, complains = tuple(getattr(sys, "orig_argv", ())), sys.__stderr__ is not None
+        return cls(words, folder, dict(os.environ), os.getpid(), complains)
 
 
 _START = Start.now()
@@ -163,6 +169,19 @@ def _embedded() -> str | None:
     return None if os.path.realpath(sys.executable) == os.path.realpath(own) else own
 
 
+def _sub_interpreter() -> bool:
+    """Whether this interpreter is not the process's first: it alone may have signal handlers."""
+    import signal
+
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        if handler is not None:  # one that was not set by Python cannot be set again
+            signal.signal(signal.SIGTERM, handler)
+    except ValueError:
+        return True
+    return False
+
+
 def why_no_restart() -> str | None:
     """Why this process must not be replaced by a fresh one, or None where it may."""
     if os.name != "posix":
@@ -189,7 +208,11 @@ def why_no_restart() -> str | None:
         return "this is a forked worker"
     if threading.current_thread() is not threading.main_thread():
         return "this is not the main thread"
+    if _sub_interpreter():
+        return "this is a sub-interpreter"
     line = take_apart(_START.words)
+    if line.kind == "module" and line.head[-1].removeprefix("-m") in _DEBUGGERS:
+        return "this runs in a debugger"
     if line.kind == "stdin" or (line.kind == "none" and line.head == line.flags):
         return "the program came from standard input"
     if "again" in settings().rail:
@@ -201,9 +224,12 @@ def why_no_restart() -> str | None:
 
 
 def is_missing(scope: str) -> bool:
-    """Whether no manifest that counts here names a row for any kernel of a scope (a torn one names none)."""
-    layers = _manifest.layers(scope)
-    return not any(layer.entry(kernel) is not None for kernel in dispatch.kernels(scope) for layer in layers)
+    """Whether no manifest that counts here names a row of the grid for any kernel of a scope (a torn one names none).
+
+    A name that the grid does not have is none: the library was given other rows since.
+    """
+    entries = ((kernel, layer.entry(kernel)) for kernel in dispatch.kernels(scope) for layer in _manifest.layers(scope))
+    return not any(suffix is not None and kernel.knows(suffix) for kernel, suffix in entries)
 
 
 def _scopes() -> list[str]:
@@ -241,13 +267,20 @@ def tuner_words(scope: str) -> list[str]:
     return ["-m", "tunekit.retune", "--scope", scope, *_modules(scope)]
 
 
-def _further_path() -> str:
-    """``sys.path`` beyond what any interpreter of this installation has: the program's folder, and what was added."""
+def _own_path() -> set[str]:
+    """Folders that any interpreter of this installation looks for modules in."""
     import site
     import sysconfig
 
     own = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    own |= {*site.getsitepackages(), site.getusersitepackages()}
+    return own | {*site.getsitepackages(), site.getusersitepackages()}
+
+
+def _further_path() -> str:
+    """``sys.path`` beyond what any interpreter of this installation has: the program's folder, and what was added."""
+    import sysconfig
+
+    own = _own_path()
     library = sysconfig.get_path("stdlib")
     kept = []
     for entry in sys.path:
@@ -256,6 +289,21 @@ def _further_path() -> str:
             zipped = path.endswith(f"python{sys.version_info[0]}{sys.version_info[1]}.zip")
             kept += [] if zipped else [path]
     return os.pathsep.join(dict.fromkeys(kept))
+
+
+def _out_of_reach(words: Sequence[str]) -> str | None:
+    """Why ``-m MODULE`` cannot be found by a child under this interpreter's flags, or None where it can.
+
+    The folders that an application adds to its path reach a child by PYTHONPATH, which ``-E`` and ``-I`` forbid.
+    """
+    import importlib.machinery
+
+    further = _further_path().split(os.pathsep) if sys.flags.ignore_environment else []
+    own = [entry for entry in sys.path if entry and entry not in further]
+    name = words[1].partition(".")[0]
+    if not any(further) or importlib.machinery.PathFinder.find_spec(name, own) is not None:
+        return None
+    return f"module {name} lies in a folder that python -E and -I keep from a child"
 
 
 def _tuner_variables(scope: str) -> dict[str, str]:
@@ -277,7 +325,8 @@ def command_of(scope: str) -> str:
     if further:
         variables["PYTHONPATH"] = further
     prefix = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    return " ".join([*prefix, shlex.join([sys.executable or "python", *words])])
+    # Started by hand from anywhere, like the child: without the working directory on its path.
+    return " ".join([*prefix, shlex.join([sys.executable or "python", *(["-P"] if further else []), *words])])
 
 
 def untuned(scope: str) -> str:
@@ -308,35 +357,35 @@ def _banner(scopes: Sequence[str], why: str = "") -> None:
 class _Ended(BaseException):
     """A signal that would have ended this process came while a tuner ran."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
 
 @contextlib.contextmanager
 def _obedient() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the tuner before they end this process; their handlers are as before afterwards."""
+    """Let signals that end a process end the tuner before they end this one; handlers are as before afterwards."""
     import signal
 
     before: dict[int, Any] = {}
 
-    def handle(number: int, frame: object) -> None:
-        raise _Ended(number)
+    ended: list[int] = []
 
-    for name in ("SIGTERM", "SIGHUP"):
+    def handle(number: int, frame: object) -> None:
+        ended.append(number)
+        if len(ended) == 1:  # a second one must not interrupt the stopping, which takes 3 s at most
+            raise _Ended
+
+    for name in ("SIGTERM", "SIGHUP", "SIGQUIT"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            before[number] = signal.signal(number, handle)
-    ended: int | None = None
+            with contextlib.suppress(ValueError):  # a sub-interpreter has no signals; nothing is tuned there
+                before[number] = signal.signal(number, handle)
     try:
         yield
-    except _Ended as error:
-        ended = error.number
+    except _Ended:
+        pass
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-    if ended is not None:
-        signal.raise_signal(ended)
+    if ended:
+        signal.raise_signal(ended[0])
 
 
 def _dies_with_parent() -> Callable[[], None] | None:
@@ -362,15 +411,19 @@ def _dies_with_parent() -> Callable[[], None] | None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a child with all that it started."""
+    """End a child with all that it started in its own session (a daemon of its has left that)."""
     import signal
     import subprocess
 
-    for number, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, None)):
+    try:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
+            os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
+            process.wait(3.0)
+    finally:  # impatience (a second Ctrl-C) too
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _run(words: Sequence[str], variables: Mapping[str, str], limit: float | None) -> str | None:
@@ -385,12 +438,13 @@ def _run(words: Sequence[str], variables: Mapping[str, str], limit: float | None
     further = _further_path()
     if further:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [further, os.environ.get("PYTHONPATH")]))
-    out: int = 2
-    try:
-        os.fstat(2)
-    except OSError:
-        out = subprocess.DEVNULL
-    command = [sys.executable, *take_apart(_START.words).flags, *words]
+    out = subprocess.DEVNULL
+    if _START.complains:
+        with contextlib.suppress(OSError):
+            os.fstat(2)
+            out = 2
+    # -P: the working directory is on the child's path where it is on ours, and then by PYTHONPATH.
+    command = [sys.executable, *take_apart(_START.words).flags, "-P", *words]
     try:
         process = subprocess.Popen(
             command, env=environment, cwd=_START.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
@@ -492,6 +546,9 @@ def _tune(scope: str, forced: bool, limit: float | None) -> bool:
             if changed and not is_missing(scope):
                 _say(f"scope {scope} was tuned by the other application")
                 return True
+            if unreachable := _out_of_reach(words):
+                _say(f"scope {scope} is not tuned: {unreachable}; to tune it: {command_of(scope)}")
+                return False
             again = forced and not is_missing(scope)
             what = "tuning it again" if again else "it is untuned on this box: tuning it, once"
             _say(f"scope {scope}: {what}: {command_of(scope)}")
@@ -516,13 +573,47 @@ def _tune(scope: str, forced: bool, limit: float | None) -> bool:
         return False
 
 
+def _reachable(line: CommandLine) -> tuple[str, ...] | None:
+    """The head of the command line that finds this very program from the folder of the start; None where none does.
+
+    That folder is the one at the import of tunekit: a program that left its first one before is told by where it lies.
+    """
+    main = sys.modules.get("__main__")
+    if line.kind == "script":
+        word = line.head[-1]
+        if os.path.exists(os.path.join(_START.folder or "", word)):  # noqa: PTH110, PTH118
+            return line.head
+        file = os.path.abspath(getattr(main, "__file__", None) or word)  # noqa: PTH100
+        if os.path.basename(file) == "__main__.py" and os.path.basename(word) != "__main__.py":  # noqa: PTH119
+            file = os.path.dirname(file)  # noqa: PTH120
+        return (*line.head[:-1], file) if os.path.exists(file) else None  # noqa: PTH110
+    if line.kind == "module" and not sys.flags.safe_path:
+        first = os.path.realpath(sys.path[0]) if sys.path else ""  # the working directory that Python itself began in
+        installed = [*_START.environ.get("PYTHONPATH", "").split(os.pathsep), *_own_path(), _START.folder or ""]
+        origin = getattr(getattr(main, "__spec__", None), "origin", None) or ""
+        if _within(os.path.realpath(origin), first) and first not in map(os.path.realpath, filter(None, installed)):
+            return None
+    return line.head
+
+
+def _within(path: str, folder: str) -> bool:
+    return path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
 def _start_again() -> None:
     """Replace this process by a fresh one, with the same arguments less ``--tune``; returns only where that fails."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     line = take_apart(_START.words)
-    words = [sys.executable, *line.head, *without_tune(line.arguments)[0]]
+    head = _reachable(line)
+    if head is None:
+        _say(
+            f"the process is not started again: from {_START.folder}, where it was when tunekit was imported, its "
+            f"program is not found; this one goes on, the next has the winners"
+        )
+        return
+    words = [sys.executable, *head, *without_tune(line.arguments)[0]]
     environment = {**_START.environ, "TUNEKIT_RAIL": ",".join(sorted({*settings().rail, "again"}))}
     now = Start.now().folder
     try:

@@ -253,7 +253,7 @@ def _import(options: argparse.Namespace) -> int:
     changed = False
     for scope, part in document.items():
         kernels = {name: k for k in dispatch.declare_scope(scope) for name in (k.name, k.key)}
-        path = _manifest.site_path(scope) if options.machine else _manifest.write_path(scope)
+        path = _manifest.site_paths(scope)[0] if options.machine else _manifest.write_path(scope)
         old = _manifest.read_manifest(path).entries
         for name, suffix in part["manifest"].items():
             kernel = kernels.get(name)

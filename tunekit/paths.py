@@ -54,11 +54,12 @@ def state_folder(box: str) -> Path:
     return state_root() / box
 
 
-def site_folder(box: str) -> Path:
-    """The machine-wide, read-only folder of manifests that an administrator may fill."""
+def site_folders(box: str) -> list[Path]:
+    """The machine-wide, read-only folders of manifests that an administrator may fill, in the order of their weight."""
     import platformdirs
 
-    return Path(platformdirs.site_config_dir("tunekit")) / box
+    found = platformdirs.site_config_dir("tunekit", multipath=True).split(os.pathsep)
+    return [Path(folder) / box for folder in dict.fromkeys(found)]
 
 
 def objects_folder() -> Path:

@@ -257,7 +257,8 @@ def _obey(
             dispatch.add_family(name)
         results = tune(arguments.scope, options, talk, house, clock)
         if not results:
-            talk.complain("tunekit: there is nothing to tune: no installed family declares a kernel")
+            if not any(dispatch.frozen(kernel) for kernel in dispatch.kernels()):  # of those it is said already
+                talk.complain("tunekit: there is nothing to tune: no installed family declares a kernel")
             return NOTHING
         statuses = [r.status for r in results]
         status = FAILED if FAILED in statuses else DONE if DONE in statuses else NOTHING

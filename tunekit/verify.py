@@ -235,7 +235,7 @@ def emission(
         programs = find_disassemblers(runner, toolchain.arch, host())
         for kernel in kernels:
             # The portable reference belongs to every architecture; it is judged for what must not be in it.
-            jobs, refused = plan(kernel, toolchain.arch, list(rows) or None, reference=not rows)
+            jobs, refused = plan(kernel, toolchain.arch, list(rows) or None, reference=not rows or REFERENCE in rows)
             for suffix, reason in refused.items():
                 declined.setdefault((kernel.key, suffix), []).append(reason)
             for compiled in compile_jobs(runner, toolchain, jobs, where, progress):
@@ -441,7 +441,7 @@ def load_objects(
 def _objects(kernel: Kernel, rows: Sequence[str]) -> list[Executed]:
     """What there is to prove: every alternative of every row for the architecture that has it, and the reference."""
     found = []
-    if kernel.reference is not None and not rows:
+    if kernel.reference is not None and (not rows or REFERENCE in rows):
         found.append(Executed(kernel.key, REFERENCE, this_cpu().arch, ()))
     for row in kernel.rows:
         if rows and row.suffix not in rows:

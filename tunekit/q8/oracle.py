@@ -188,5 +188,12 @@ def _blocks(codes: NDArray[np.int8]) -> NDArray[np.float32]:
 
 
 def matmul(a: Quantized, m: Quantized) -> NDArray[np.float32]:
-    """The product of quantised activations (T, K) and a matrix (N, K): (T, N) float32."""
+    """The product of quantised activations (T, K) and a matrix (N, K): (T, N) float32.
+
+    Raises:
+        TypeError: the activations are an array; :func:`tunekit.q8.quantize` makes codes and scales of it.
+    """
+    for name, value, mend in (("a", a, "q8.quantize(x)"), ("m", m, "q8.pack(w)")):
+        if not (hasattr(value, "codes") and hasattr(value, "scales")):
+            raise TypeError(f"{name} is a {type(value).__name__} without codes and scales; give {mend}")
     return matmul_codes(a.codes, a.scales, m.codes, m.scales)
