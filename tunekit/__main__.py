@@ -31,8 +31,9 @@ def _families(options: argparse.Namespace) -> None:
 
 
 def _all_kernels(scope: str | None) -> list[Kernel]:
-    scopes = [scope] if scope else list(dispatch.installed_scopes())
-    return [kernel for name in scopes for kernel in dispatch.declare_scope(name)]
+    if scope:
+        return list(dispatch.declare_scope(scope))
+    return [kernel for kernels in dispatch.declare_installed().values() for kernel in kernels]
 
 
 def _print_json(data: Any) -> None:
@@ -90,8 +91,7 @@ def _changed_templates(kernels: Sequence[Kernel]) -> list[str]:
 
 def _lost_pins() -> list[str]:
     """A sentence for each pin that names no kernel of an installed family."""
-    for scope in dispatch.installed_scopes():
-        dispatch.declare_scope(scope)
+    dispatch.declare_installed()
     known = {name for kernel in dispatch.kernels() for name in (kernel.name, kernel.key)}
     return [f"TUNEKIT_PIN names {name!r}, which is no kernel here" for name, _ in settings().pin if name not in known]
 
@@ -114,13 +114,14 @@ def _why_not(options: argparse.Namespace) -> int:
 
 def _list_command(options: argparse.Namespace) -> int:
     found = []
-    for scope, module in sorted(dispatch.installed_scopes().items()):
-        for kernel in dispatch.declare_scope(scope):
+    installed = dispatch.installed_scopes()
+    for scope, kernels in dispatch.declare_installed().items():
+        for kernel in kernels:
             found.append(
                 {
                     "scope": scope,
                     "kernel": kernel.name,
-                    "module": module,
+                    "module": installed[scope],
                     "rows": len(kernel.rows),
                     "fallback": list(kernel.fallback),
                     "companions": [c.name for c in kernel.companions],
@@ -314,8 +315,8 @@ def _new_command(options: argparse.Namespace) -> int:
     root = made[0].parent
     print("\n".join(str(path) for path in made))
     print(
-        f"\nnext:\n  pip install --no-build-isolation -e {root}\n  python -m tunekit.retune --scope {options.name}\n"
-        f"  python -m pytest {root}",
+        f"\nnext:\n  cd {root}\n  pip install --no-build-isolation -e .\n"
+        f"  python -m tunekit.retune --scope {options.name}\n  python -m pytest",
         file=sys.stderr,
     )
     return 0

@@ -135,7 +135,7 @@ def declare_scope(scope: str) -> tuple[Kernel, ...]:
     """Import the declaring module of an installed scope and return its kernels.
 
     Raises:
-        TunekitError: no such scope; the message lists those installed.
+        TunekitError: no such scope (the message lists those installed), or its module cannot be imported.
     """
     already = kernels(scope)
     if already:
@@ -143,8 +143,30 @@ def declare_scope(scope: str) -> tuple[Kernel, ...]:
     installed = installed_scopes()
     if scope not in installed:
         raise TunekitError(f"no scope {scope!r} is installed; installed: {', '.join(sorted(installed))}")
-    importlib.import_module(installed[scope])
+    try:
+        importlib.import_module(installed[scope])
+    except Exception as error:  # somebody else's code
+        raise TunekitError(
+            f"scope {scope!r}: its declaring module {installed[scope]} cannot be imported "
+            f"({type(error).__name__}: {error}); reinstall or uninstall its package"
+        ) from error
+    if not kernels(scope):
+        raise TunekitError(
+            f"scope {scope!r}: its entry point names {installed[scope]}, which declares no kernel of that scope; the "
+            f"entry point's name must be that of the scope"
+        )
     return kernels(scope)
+
+
+def declare_installed() -> dict[str, tuple[Kernel, ...]]:
+    """The kernels of every installed scope. One that cannot be imported is named in a warning, and left out."""
+    found = {}
+    for scope in sorted(installed_scopes()):
+        try:
+            found[scope] = declare_scope(scope)
+        except TunekitError as error:
+            warn_once(f"tunekit: {error}")
+    return found
 
 
 def find_kernel(name: str) -> Kernel:
@@ -153,8 +175,7 @@ def find_kernel(name: str) -> Kernel:
     Raises:
         TunekitError: unknown or ambiguous; the message lists the known ones.
     """
-    for scope in installed_scopes():
-        declare_scope(scope)
+    declare_installed()
     found = [k for k in kernels() if name in (k.key, k.name)]
     if len(found) == 1:
         return found[0]

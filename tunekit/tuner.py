@@ -61,6 +61,12 @@ class House:
 
         return dispatch.installed_scopes()
 
+    def all_kernels(self) -> Mapping[str, Sequence[Kernel]]:
+        """The kernels of every installed scope that can be imported."""
+        from tunekit import dispatch
+
+        return dispatch.declare_installed()
+
     def kernels(self, scope: str) -> Sequence[Kernel]:
         """A scope's kernels, in order of declaration."""
         from tunekit import dispatch
@@ -393,7 +399,8 @@ def select(scopes: Sequence[str], options: Options, house: House) -> dict[str, l
     for scope in scopes:
         if scope not in installed:
             raise TunekitError(f"no scope {scope!r} is installed; installed: {', '.join(sorted(installed)) or 'none'}")
-    found = {scope: list(house.kernels(scope)) for scope in (scopes or sorted(installed))}
+    named = {scope: house.kernels(scope) for scope in scopes} or house.all_kernels()
+    found = {scope: list(kernels) for scope, kernels in named.items()}
     if not options.kernels:
         return {scope: kernels for scope, kernels in found.items() if kernels}
     every = [kernel for kernels in found.values() for kernel in kernels]
