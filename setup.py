@@ -17,7 +17,7 @@ import build_tools.hook as hook  # noqa: E402
 from tunekit import dispatch, paths  # noqa: E402
 
 VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "tunekit/__init__.py").read_text(encoding="utf-8"), re.M)
-TEMPLATES = ["isa", "module", "q8q8"]
+TEMPLATES = ["isa", "module", "new", "q8q8"]
 
 setup(
     name="tunekit-native",
@@ -44,6 +44,7 @@ setup(
     package_data={
         "tunekit": ["py.typed", "csrc/*.c", "csrc/*.h"],
         **{f"tunekit.templates.{name}": ["*.h", "*.j2"] for name in TEMPLATES},
+        "tunekit.templates.new": ["*.txt"],
     },
     install_requires=[
         "cffi>=1.15",
@@ -62,15 +63,28 @@ setup(
             "ruff>=0.9",
             "mypy>=1.10",
             "gguf>=0.10",
+            # Consumers of the linking tests.
+            "cython>=3",
+            "numba>=0.60",
+            "pkgconf>=2.1",
+            "scipy>=1.11",
             # A CPU of software for AVX-512 rows; wheels for these alone. tests/emulate/machine.py knows its version.
             "bochscpu-python==0.4.0; sys_platform == 'linux' and platform_machine == 'x86_64' "
             "and implementation_name == 'cpython'",
         ]
     },
-    entry_points={"distutils.setup_keywords": ["tunekit_modules = tunekit.build_tools.hook:tunekit_modules"]},
+    entry_points={
+        "distutils.setup_keywords": ["tunekit_modules = tunekit.build_tools.hook:tunekit_modules"],
+        "setuptools.finalize_distribution_options": ["tunekit = tunekit._optin:look"],
+    },
     ext_modules=[
         hook.CoreExtension("tunekit/csrc"),
-        hook.FamilyExtension("tunekit/q8/kernels.py", "tunekit.q8", lambda: dispatch.declare_scope("tunekit")),
+        hook.FamilyExtension(
+            "tunekit/q8/kernels.py",
+            "tunekit.q8",
+            lambda: dispatch.declare_scope("tunekit"),
+            headers=["tunekit/csrc/tunekit_q8.h"],
+        ),
     ],
     cmdclass={"build_ext": hook.build_ext},
     # The modules keep to the stable ABI, so one wheel serves every CPython from 3.11 on (a free-threaded one has none).

@@ -117,7 +117,7 @@ def build_into(
     runner: Runner | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Build a declaring file's module into a package folder, as an install does; older ones of it are removed.
+    """Build a declaring file's module into a package folder, as an install does. Older ones are the caller's to remove.
 
     Args:
         kernels: the kernels of one declaring file.
@@ -139,11 +139,7 @@ def build_into(
         suffix = (winners or {}).get(kernel.key, REFERENCE)
         if own is not None and suffix != REFERENCE:
             wanted[kernel.key] = [*own, suffix]
-    report = _build(runner, toolchain, kernels, kind, wanted, True, folder, scratch, progress)
-    for old in folder.glob(f"{PREFIX}{kernels[0].scope.name}_*{module_suffix()}"):
-        if old != report.path:
-            old.unlink()
-    return report
+    return _build(runner, toolchain, kernels, kind, wanted, True, folder, scratch, progress)
 
 
 def build_core_into(folder: Path, scratch: Path, sources: Path, runner: Runner | None = None) -> Path:

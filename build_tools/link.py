@@ -30,7 +30,7 @@ from tunekit.module import FORMAT, PREFIX
 from tunekit.paths import module_suffix
 from tunekit.signature import Signature
 
-from .objects import Compiled, compile_text
+from .objects import Compiled, compile_text, is_object
 from .render import templates_read
 from .toolchain import Runner, Toolchain, baseline_flags
 
@@ -190,7 +190,7 @@ def build_module(
     folder: Path,
     objects: Path,
 ) -> Built:
-    """Make a module from compiled rows in ``folder`` (glue objects are kept in ``objects``).
+    """Make a module from compiled rows in ``folder`` (glue objects are kept in ``objects``), or find it there.
 
     Raises:
         ToolchainError: no Python.h, or the glue or the link failed.
@@ -198,8 +198,6 @@ def build_module(
     check_python_headers()
     stamp = make_stamp(kernels, kind, compiled, declined, toolchain)
     text = json.dumps(stamp, sort_keys=True)
-    name = f"{PREFIX}{scope}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    target = folder / f"{name}{module_suffix()}"
     present = {(c.job.kernel.key, c.job.suffix, c.job.alternative): c for c in compiled if c.path is not None}
     rows = []
     externs = []
@@ -230,13 +228,20 @@ def build_module(
     source = environment.from_string(
         own_templates().joinpath("module", "registry.c.j2").read_text(encoding="utf-8")
     ).render(fpenv=_fpenv(), externs=externs, rows=rows, stamp=_c_string(text), callers=callers)
-    ffi = cffi.FFI()
-    ffi.cdef(
+    declared = (
         "typedef struct { const char *kernel; const char *suffix; int alternative; int count;"
         " const uintptr_t *functions; } tk_row;\n"
         "int tk_row_count(void);\nconst tk_row *tk_row_table(void);\nconst char *tk_stamp(void);\n"
         + "".join(_caller_prototype(kernel, n, s) + ";\n" for kernel in kernels for n, s in kernel.functions)
     )
+    # The name says what is in it: rows (by the stamp), glue, and who generated the glue.
+    content = "\0".join([source, declared, cffi.__version__, toolchain.version])
+    name = f"{PREFIX}{scope}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    target = folder / f"{name}{module_suffix()}"
+    if target.is_file() and is_object(target):
+        return Built(target, stamp)
+    ffi = cffi.FFI()
+    ffi.cdef(declared)
     with tempfile.TemporaryDirectory(prefix=".tk-", dir=objects) as scratch:
         glue = Path(scratch) / "glue.c"
         make_c_source(ffi, name, source, str(glue))

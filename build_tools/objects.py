@@ -69,8 +69,11 @@ def compile_text(
     folder: Path,
     includes: Sequence[str] = (),
     check: Callable[[Path], None] | None = None,
+    declared: str = "",
 ) -> tuple[Path, str, bool]:
     """Compile C text into an object kept in ``folder``: (object, key, whether it was there already).
+
+    ``declared`` are prototypes that the text must keep to: they come first, on lines of their own.
 
     Raises:
         ToolchainError: with the compiler's first error line.
@@ -80,6 +83,9 @@ def compile_text(
         # A short relative name: messages and __FILE__ do not depend on where this runs.
         source = Path(scratch) / "unit.c"
         source.write_text(text, encoding="utf-8")
+        if declared:
+            (Path(scratch) / "annotations.h").write_text(declared, encoding="utf-8")
+            arguments += ["-include", "annotations.h"]
         arguments.append(f"-ffile-prefix-map={scratch}=.")  # no object remembers the folder that it was made in
         command = [*arguments, "-E", "-P", "unit.c"]
         status, output, errors = runner.run(command, cwd=Path(scratch))
@@ -89,7 +95,7 @@ def compile_text(
                 raise ToolchainError(first_error(errors), command, status, errors)
             try:
                 kept = [flag for flag in flags if flag not in optional]
-                return compile_text(runner, toolchain, text, kept, folder, includes, check)
+                return compile_text(runner, toolchain, text, kept, folder, includes, check, declared)
             except ToolchainError as error:
                 reason = f"{first_error(errors)}; and without it: {error.args[0]}"
                 raise ToolchainError(reason, command, status, errors) from error
@@ -147,6 +153,27 @@ def link_check(runner: Runner, toolchain: Toolchain, symbols: Sequence[str]) -> 
     return check
 
 
+def prototypes(job: Job) -> str:
+    """What the annotations say of a unit's functions, as C that needs no header (a unit may set feature macros first).
+
+    A template that writes another prototype than its annotations would be called with the wrong registers.
+    """
+    kernel = job.kernel
+    lines = [sig.prototype(kernel.symbol(name, job.suffix, job.alternative)) for name, sig in kernel.functions]
+    text = "".join(f"{line};\n" for line in lines)
+    return re.sub(r"\b(u?)int(8|16|32|64)_t\b", lambda m: f"__{m[1].upper()}INT{m[2]}_TYPE__", text)
+
+
+def _hint(error: ToolchainError) -> str:
+    """What mends the two mistakes that authors make most."""
+    if "conflicting types for" in error.output:
+        return "; the template's prototype is not that of the annotations: begin the function with ${ proto(...) }"
+    lacking = r"target specific option mismatch|needs isa option|always_inline function .* requires target feature"
+    if re.search(lacking, error.output):
+        return "; an intrinsic needs a feature that the row does not have: add it to requires="
+    return ""
+
+
 def compile_jobs(
     runner: Runner, toolchain: Toolchain, jobs: Sequence[Job], folder: Path, progress: Progress | None = None
 ) -> list[Compiled]:
@@ -161,12 +188,12 @@ def compile_jobs(
         try:
             symbols = [job.kernel.symbol(name, job.suffix, job.alternative) for name, _ in job.kernel.functions]
             check = link_check(runner, toolchain, symbols)
-            path, key, cached = compile_text(runner, toolchain, text, job.flags, folder, check=check)
+            declared = prototypes(job)
+            path, key, cached = compile_text(runner, toolchain, text, job.flags, folder, check=check, declared=declared)
         except ToolchainError as error:
             wanted = " ".join(f"-m{f}" for f in job.features) if toolchain.arch == "x86_64" else " ".join(job.flags[:1])
-            return Compiled(
-                job, None, "", False, f"{toolchain.label}: {error.args[0]} (with {wanted or 'baseline flags'})"
-            )
+            reason = f"{toolchain.label}: {error.args[0]} (with {wanted or 'baseline flags'}){_hint(error)}"
+            return Compiled(job, None, "", False, reason)
         return Compiled(job, path, key, cached)
 
     results: dict[int, Compiled] = {}

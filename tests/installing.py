@@ -28,7 +28,7 @@ BUILD = ("setuptools", "cffi", "jinja2", "numpy")
 WHEELHOUSE = (*dict.fromkeys((*RUN_TIME, *BUILD)), "wheel", "py-cpuinfo")
 
 LEFT_BEHIND = shutil.ignore_patterns(
-    ".git", ".venv", "venv", "build", "dist", "*.egg-info", "__pycache__", "*.so", "_tk_*_build.json", ".hypothesis",
+    ".git", ".venv", "venv", "build", "dist", "*.egg-info", "__pycache__", "*.so", "*.pyi", "tk_include", "_tk_*_build.json", ".hypothesis",
     ".pytest_cache", ".mypy_cache", ".ruff_cache",
 )  # fmt: skip
 

@@ -147,6 +147,9 @@ class FakeHouse(House):
     def kernels(self, scope: str) -> Sequence[Kernel]:
         return self.declared
 
+    def all_kernels(self) -> dict[str, Sequence[Kernel]]:
+        return {self.scope.name: self.declared}
+
     def refuse_to_write(self) -> str | None:
         return self.refusal
 

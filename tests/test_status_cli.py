@@ -317,3 +317,38 @@ def test_verdicts_that_are_torn_or_of_other_code_say_nothing(toy: Any, text: str
     assert _proofs.mark(toy.toy.kernel, "k1") is None
     _proofs.save(toy.toy.kernel, [proven("k1", "passed")])
     assert "proven by this CPU" in str(_proofs.mark(toy.toy.kernel, "k1"))
+
+
+def test_a_family_that_cannot_be_imported_is_named_and_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    families = {"broken": "no_such_module_here", "misnamed": "toy.kernels", "toyscope": "toy.kernels"}
+    monkeypatch.setattr(dispatch, "installed_scopes", lambda: families)
+    with pytest.warns(tk.TunekitWarning) as caught:
+        listed = as_json(capsys, "list")
+    assert [f["scope"] for f in listed] == ["toyscope"]
+    said = [str(w.message) for w in caught]
+    assert "tunekit: scope 'broken': its declaring module no_such_module_here cannot be imported (ModuleNotFoundError: No module named 'no_such_module_here'); reinstall or uninstall its package" in said
+    assert any("scope 'misnamed': its entry point names toy.kernels, which declares no kernel of that scope" in s for s in said)
+    status, out, err = run(capsys, "status", "--scope", "broken")
+    assert (status, out) == (2, "")
+    assert "no_such_module_here cannot be imported" in err
+
+
+def test_retune_all_and_a_scope_together_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "retune", "--all", "--scope", "toyscope")
+    assert (status, out) == (2, "")
+    assert "--all tunes every family; leave out --scope and --kernel, or leave out --all" in err
+
+
+def test_two_packages_of_one_scope_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.metadata as metadata
+
+    def point(module: str, package: str) -> Any:
+        return SimpleNamespace(name="shared", value=module, dist=SimpleNamespace(name=package))
+
+    points = [point("one.kernels", "one"), point("two.kernels:thing", "two")]
+    monkeypatch.undo()
+    monkeypatch.setattr(metadata, "entry_points", lambda group: points)
+    with pytest.warns(tk.TunekitWarning, match=r"declare the scope 'shared': one \(one.kernels\) and two \(two.kernels\); they would share one manifest"):
+        assert dispatch.installed_scopes()["shared"] == "one.kernels"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tunekit._policy import Guard, policy
 from tunekit._status import StatusRow, log_status, status
 from tunekit.declare import Scope, companion, tune, tune_manifest
-from tunekit.dispatch import Tuned, Variant
+from tunekit.dispatch import Tuned, TunedFunction, Variant
 from tunekit.errors import (
     AbiError,
     ChoiceError,
@@ -28,6 +28,7 @@ from tunekit.errors import (
     TunekitWarning,
 )
 from tunekit.kernel import Target
+from tunekit.linking import get_include
 from tunekit.rows import Row, perm
 from tunekit.signature import In, InOut, Out, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 
@@ -55,12 +56,14 @@ __all__ = [
     "TemplateError",
     "ToolchainError",
     "Tuned",
+    "TunedFunction",
     "TunekitError",
     "TunekitWarning",
     "Variant",
     "companion",
     "f32",
     "f64",
+    "get_include",
     "i8",
     "i16",
     "i32",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tunekit COMMAND``: status, list, retune, build, show, verify, manifest, environment.
+"""``python -m tunekit COMMAND``: status, list, retune, build, show, verify, manifest, new, header, environment.
 
 Results go to stdout, progress and logs to stderr. Exit status: 0 done, 1 a check failed, 2 usage, 3 nothing could
 be built (no compiler, no runnable row), 130 interrupted.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, _policy, _proofs, _status, _templates, core, cpu, dispatch, manifests, paths
+from tunekit import _manifest, _policy, _proofs, _status, _templates, core, cpu, dispatch, linking, manifests, paths
 from tunekit.console import Console, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ToolchainError, TunekitError
@@ -31,8 +31,9 @@ def _families(options: argparse.Namespace) -> None:
 
 
 def _all_kernels(scope: str | None) -> list[Kernel]:
-    scopes = [scope] if scope else list(dispatch.installed_scopes())
-    return [kernel for name in scopes for kernel in dispatch.declare_scope(name)]
+    if scope:
+        return list(dispatch.declare_scope(scope))
+    return [kernel for kernels in dispatch.declare_installed().values() for kernel in kernels]
 
 
 def _print_json(data: Any) -> None:
@@ -90,8 +91,7 @@ def _changed_templates(kernels: Sequence[Kernel]) -> list[str]:
 
 def _lost_pins() -> list[str]:
     """A sentence for each pin that names no kernel of an installed family."""
-    for scope in dispatch.installed_scopes():
-        dispatch.declare_scope(scope)
+    dispatch.declare_installed()
     known = {name for kernel in dispatch.kernels() for name in (kernel.name, kernel.key)}
     return [f"TUNEKIT_PIN names {name!r}, which is no kernel here" for name, _ in settings().pin if name not in known]
 
@@ -114,13 +114,14 @@ def _why_not(options: argparse.Namespace) -> int:
 
 def _list_command(options: argparse.Namespace) -> int:
     found = []
-    for scope, module in sorted(dispatch.installed_scopes().items()):
-        for kernel in dispatch.declare_scope(scope):
+    installed = dispatch.installed_scopes()
+    for scope, kernels in dispatch.declare_installed().items():
+        for kernel in kernels:
             found.append(
                 {
                     "scope": scope,
                     "kernel": kernel.name,
-                    "module": module,
+                    "module": installed[scope],
                     "rows": len(kernel.rows),
                     "fallback": list(kernel.fallback),
                     "companions": [c.name for c in kernel.companions],
@@ -312,6 +313,37 @@ def _verify_command(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+# --- for authors and consumers ---------------------------------------------------------------------------
+
+
+def _new_command(options: argparse.Namespace) -> int:
+    from tunekit import _new
+
+    made = _new.write_package(options.name, Path(options.to))
+    root = made[0].parent
+    print("\n".join(str(path) for path in made))
+    print(
+        f"\nnext:\n  cd {root}\n  pip install --no-build-isolation -e .\n"
+        f"  python -m tunekit.retune --scope {options.name}\n  python -m pytest",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _header_command(options: argparse.Namespace) -> int:
+    """Where a family's headers lie, or write them."""
+    if options.where:
+        print(linking.get_include(options.scope))
+        return 0
+    from tunekit.build_tools.interface import write_interface
+
+    kernels = dispatch.declare_scope(options.scope)
+    for module in dict.fromkeys(kernel.module for kernel in kernels):
+        for path in write_interface(linking.unit_of(module), Path(options.to)):
+            print(path)
+    return 0
+
+
 def _environment_command(options: argparse.Namespace) -> int:
     del options
     print(environment_table(), end="")
@@ -387,7 +419,17 @@ def parser() -> argparse.ArgumentParser:
             "manifest", help="show, compare, export and import the manifests of this box", allow_abbrev=False
         )
     )
-    for command in (status, build):
+    new = add("new", _new_command, "write a package with one tuned kernel, to start from")
+    new.add_argument("name", metavar="NAME", help="of the package: lower-case letters, digits and underscores")
+    new.add_argument("--to", default=".", metavar="FOLDER", help="where its folder goes (default: here)")
+
+    header = add("header", _header_command, "where the C headers of a family lie, or write them elsewhere")
+    header.add_argument("scope", metavar="SCOPE", help="an installed scope, or the name of its declaring module")
+    either = header.add_mutually_exclusive_group(required=True)
+    either.add_argument("--where", action="store_true", help="print the folder (for a compiler's -I)")
+    either.add_argument("--to", metavar="FOLDER", help="write header, .pxd, .pc and .pyi below this folder")
+
+    for command in (status, build, header):
         manifests.add_module_option(command)
     add("environment", _environment_command, "the environment variables that tunekit reads")
     commands.add_parser("retune", help="find this box's winners (python -m tunekit.retune)", add_help=False)
@@ -402,7 +444,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return retune.main(words[1:])
     options = parser().parse_args(words)
-    if dispatch.shadowed() and options.command in ("build", "show", "verify"):
+    if dispatch.shadowed() and options.command in ("build", "show", "verify", "header", "new"):
         print(
             "tunekit: this is a checkout that is not installed, so its build tools are not in the package; "
             "run: pip install -e .  (or start from another folder to use the installed tunekit)",

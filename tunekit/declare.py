@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, dispatch
+from tunekit import _manifest, dispatch, linking
 from tunekit import kernel as _kernel
 from tunekit.cpu.requires import parse
 from tunekit.dispatch import Tuned, TunedFunction
 from tunekit.errors import DeclarationError
 from tunekit.kernel import Companion, Kernel, Target
 from tunekit.rows import REFERENCE, Row, check_grid
-from tunekit.signature import C_WORDS, signature_of
+from tunekit.signature import C_WORDS, HEADER_WORDS, signature_of
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _C_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
@@ -36,11 +36,13 @@ _companions: dict[str, str] = {}
 
 
 def _check_name(what: str, name: str) -> None:
-    if not _C_NAME.match(name) or "__" in name or name in C_WORDS or keyword.iskeyword(name):
+    if not _C_NAME.match(name) or "__" in name or name in C_WORDS | HEADER_WORDS or keyword.iskeyword(name):
         raise DeclarationError(
             f"{what} {name!r}: the name must be a C identifier that starts with a letter, has no double underscore "
-            f"and is no keyword; rename it"
+            f"and is no keyword or name of C's headers; rename it"
         )
+    if name.startswith("tk_") and what != "scope":
+        raise DeclarationError(f"{what} {name!r}: names that start with tk_ are tunekit's own; rename it")
 
 
 def _here(depth: int) -> tuple[str, int]:
@@ -289,6 +291,16 @@ def tune(
             owner = _companions.setdefault(f"{scope.name}.{item.__name__}", f"{scope.name}.{name}")
             if owner != f"{scope.name}.{name}":
                 raise DeclarationError(f"{where}: companion {item.__name__!r} already belongs to {owner}; rename it")
+            if f"{scope.name}.{item.__name__}" in _declared:
+                raise DeclarationError(
+                    f"{where}: companion {item.__name__!r} has the name of a kernel of this scope, and both would be "
+                    f"one C symbol; rename it"
+                )
+        if f"{scope.name}.{name}" in _companions:
+            raise DeclarationError(
+                f"{where}: a companion of {_companions[f'{scope.name}.{name}']} has this name, and both would be one C "
+                f"symbol; rename one"
+            )
         optional: dict[str, Any] = {"declines": declines, "targets": targets, "inside": inside, "context": context}
         declared = Kernel(
             name=name,
@@ -312,7 +324,8 @@ def tune(
         tuned.attach(declared, 0)
         for index, item in enumerate(joined, start=1):
             item.attach(declared, index)
-        dispatch.register(declared)
+        dispatch.register(declared, (tuned, *joined))
+        linking.offer(function.__module__)
         return tuned
 
     return wrap

@@ -8,6 +8,7 @@ kernel with all its companions; fetching an address is a use.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -15,7 +16,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from tunekit.errors import (
 from tunekit.kernel import Kernel
 from tunekit.module import BuiltRow, LoadedModule
 from tunekit.rows import REFERENCE, Row
-from tunekit.signature import Signature, bind_names, check_call
+from tunekit.signature import CType, Parameter, Signature, bind_names, check_call
 
 log = logging.getLogger("tunekit")
 log.addHandler(logging.NullHandler())
@@ -47,6 +48,7 @@ _HERE = Path(__file__).resolve().parent
 
 _lock = threading.RLock()
 _kernels: dict[str, Kernel] = {}
+_functions: dict[str, tuple[TunedFunction, ...]] = {}
 _bindings: dict[str, Binding] = {}
 _modules: dict[str, tuple[LoadedModule, ...]] = {}
 _said: set[str] = set()
@@ -75,10 +77,17 @@ def warn_once(message: str) -> None:
 # --- the kernels of this process -------------------------------------------------------------------------
 
 
-def register(kernel: Kernel) -> None:
+def register(kernel: Kernel, functions: Sequence[TunedFunction]) -> None:
     """Enter a declaration (see :func:`tunekit.tune`, which refuses a second one of the same name)."""
     with _lock:
         _kernels[kernel.key] = kernel
+        _functions[kernel.key] = tuple(functions)
+
+
+def functions_of(kernel: Kernel) -> dict[str, TunedFunction]:
+    """The kernel and its companions by name, as callers hold them."""
+    with _lock:
+        return {function.__name__: function for function in _functions[kernel.key]}
 
 
 def kernels(scope: str | None = None) -> tuple[Kernel, ...]:
@@ -92,8 +101,17 @@ def installed_scopes() -> dict[str, str]:
     import importlib.metadata  # for tools only: it takes as long to import as half of tunekit
 
     found = {"tunekit": "tunekit.q8.kernels", **_families}
+    owners: dict[str, str] = {}
     for point in importlib.metadata.entry_points(group="tunekit.families"):
-        found.setdefault(point.name, point.value.partition(":")[0])
+        declared = point.value.partition(":")[0]
+        owner = f"{point.dist.name} ({declared})" if point.dist is not None else declared
+        if found.setdefault(point.name, declared) != declared:
+            first = owners.get(point.name, found[point.name])
+            warn_once(
+                f"tunekit: two installed packages declare the scope {point.name!r}: {first} and {owner}; they would "
+                f"share one manifest, so the second is left out; uninstall one, or rename its scope"
+            )
+        owners.setdefault(point.name, owner)
     return found
 
 
@@ -117,7 +135,7 @@ def declare_scope(scope: str) -> tuple[Kernel, ...]:
     """Import the declaring module of an installed scope and return its kernels.
 
     Raises:
-        TunekitError: no such scope; the message lists those installed.
+        TunekitError: no such scope (the message lists those installed), or its module cannot be imported.
     """
     already = kernels(scope)
     if already:
@@ -125,8 +143,30 @@ def declare_scope(scope: str) -> tuple[Kernel, ...]:
     installed = installed_scopes()
     if scope not in installed:
         raise TunekitError(f"no scope {scope!r} is installed; installed: {', '.join(sorted(installed))}")
-    importlib.import_module(installed[scope])
+    try:
+        importlib.import_module(installed[scope])
+    except Exception as error:  # somebody else's code
+        raise TunekitError(
+            f"scope {scope!r}: its declaring module {installed[scope]} cannot be imported "
+            f"({type(error).__name__}: {error}); reinstall or uninstall its package"
+        ) from error
+    if not kernels(scope):
+        raise TunekitError(
+            f"scope {scope!r}: its entry point names {installed[scope]}, which declares no kernel of that scope; the "
+            f"entry point's name must be that of the scope"
+        )
     return kernels(scope)
+
+
+def declare_installed() -> dict[str, tuple[Kernel, ...]]:
+    """The kernels of every installed scope. One that cannot be imported is named in a warning, and left out."""
+    found = {}
+    for scope in sorted(installed_scopes()):
+        try:
+            found[scope] = declare_scope(scope)
+        except TunekitError as error:
+            warn_once(f"tunekit: {error}")
+    return found
 
 
 def find_kernel(name: str) -> Kernel:
@@ -135,8 +175,7 @@ def find_kernel(name: str) -> Kernel:
     Raises:
         TunekitError: unknown or ambiguous; the message lists the known ones.
     """
-    for scope in installed_scopes():
-        declare_scope(scope)
+    declare_installed()
     found = [k for k in kernels() if name in (k.key, k.name)]
     if len(found) == 1:
         return found[0]
@@ -177,11 +216,14 @@ def _cached(kernel: Kernel, kind: str, siblings: tuple[Kernel, ...]) -> LoadedMo
 
 
 def _beside(kernel: Kernel, siblings: tuple[Kernel, ...]) -> LoadedModule | None:
+    faults = []
     for path in module.find_beside(kernel):
         try:
             return module.load(path, siblings)
         except AbiError as error:
-            warn_once(f"tunekit: {error}")
+            faults.append(error)  # another declaring file of this scope may have its module in the same folder
+    for fault in faults:
+        warn_once(f"tunekit: {fault}")
     return None
 
 
@@ -302,6 +344,23 @@ class BoundRow:
         index, signature = self._index(name)
         checked = check_call(f"{name} ({self.suffix})", signature, arguments)
         return call_native(self, name, index, signature, checked)
+
+
+    def ready(self, name: str, *arguments: Any) -> Callable[[], Any]:
+        """A call whose arguments are checked now and never again, for timing: it costs what the call itself does.
+
+        The function keeps the arrays alive. Raises as :meth:`call`.
+        """
+        index, signature = self._index(name)
+        checked = check_call(f"{name} ({self.suffix})", signature, arguments)
+        call = self.module.caller(self.kernel, name)
+        values = [
+            value.__array_interface__["data"][0] if p.is_pointer else value
+            for p, value in zip(signature.parameters, checked, strict=True)
+        ]
+        made = functools.partial(call, self.built.addresses[index], *values)
+        made.__dict__["arrays"] = checked  # they live as long as the call
+        return made
 
 
 def call_native(bound: BoundRow, name: str, index: int, signature: Signature, checked: list[Any]) -> Any:
@@ -524,6 +583,14 @@ def why_not(kernel: Kernel) -> dict[str, str]:
 # --- what callers hold -----------------------------------------------------------------------------------
 
 
+def _ctype(kind: CType) -> Any:
+    import ctypes
+
+    if not kind.is_integer:
+        return ctypes.c_float if kind.size == 4 else ctypes.c_double
+    return getattr(ctypes, f"c_{kind.dtype}")
+
+
 class TunedFunction:
     """A tuned function or a companion: called like the function that was decorated.
 
@@ -584,6 +651,24 @@ class TunedFunction:
         if bound is None:
             raise ChoiceError(f"{self.kernel.key} has no native code here: {nothing_built(self.kernel)}")
         return bound.address(self.__name__)
+
+    def c_function(self) -> Any:
+        """This function in the chosen row as a ctypes function, for numba, SciPy's LowLevelCallable and ctypes itself.
+
+        Pointers are ``void *`` and nothing is checked. Fixes the choice.
+
+        Raises:
+            ChoiceError: nothing native is built here.
+        """
+        import ctypes
+
+        def kind(p: Parameter) -> Any:
+            return ctypes.c_void_p if p.is_pointer else _ctype(p.ctype)
+
+        returns = self.signature.returns
+        result = None if returns is None else _ctype(returns)
+        made = ctypes.CFUNCTYPE(result, *(kind(p) for p in self.signature.parameters))
+        return made(self.address())
 
     def variants(self) -> list[tuple[str, Variant]]:
         """(suffix, :class:`Variant`) pairs. Normal mode: the reference alone. Grid modes: it, then every row in order.

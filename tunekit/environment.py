@@ -149,7 +149,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("TUNEKIT_BUILD", "build", _choice(BUILDS), ", ".join(f"`{b}`" for b in BUILDS),
              "what `pip install` builds: the fallback rows (`fat`), every row (`grid`), only references, or nothing"),
     Variable("TUNEKIT_STRICT", "strict", _subset(STRICT), "comma list of `compiler`, `features`, `manifest`",
-             "turns a missing compiler, an unknown feature name or an unusable manifest into an error"),
+             "turns a missing compiler or a row that an install cannot compile, an unknown feature name, or an "
+             "unusable manifest into an error"),
     Variable("TUNEKIT_RAIL", "rail", _subset(RAIL), "`tuner`, `again`",
              "set by the policy rail for the processes that it starts: a tuner never tunes itself, and a process tree "
              "starts again once at most; leave it alone"),

@@ -65,8 +65,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _scopes(name: str | None) -> dict[str, tuple[Kernel, ...]]:
-    names = [name] if name else sorted(dispatch.installed_scopes())
-    return {scope: dispatch.declare_scope(scope) for scope in names}
+    return {name: dispatch.declare_scope(name)} if name else dispatch.declare_installed()
 
 
 def _entries(scope: str, kernels: Sequence[Kernel]) -> dict[str, str]:

@@ -151,6 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``retune``, for this module's own parser and for ``python -m tunekit retune``."""
     add = parser.add_argument
     add("--scope", action="append", default=[], metavar="S", help="tune this scope (may be repeated)")
+    add("--all", action="store_true", help="every installed family, each into its own scope (what a plain retune does)")
     add("--kernel", action="append", default=[], metavar="K", help="tune this kernel (may be repeated)")
     add("--module", action="append", default=[], metavar="M", help="a declaring module without an entry point, too")
     add("--time-limit", type=_seconds, metavar="S", help="end after so many seconds, with what is known")
@@ -253,6 +254,8 @@ def _obey(
     arguments: argparse.Namespace, options: Options, talk: Console, house: House | None, clock: Callable[[], float]
 ) -> int:
     try:
+        if arguments.all and (arguments.scope or arguments.kernel):
+            raise TunekitError("--all tunes every family; leave out --scope and --kernel, or leave out --all")
         for name in arguments.module:
             dispatch.add_family(name)
         results = tune(arguments.scope, options, talk, house, clock)

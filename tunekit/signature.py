@@ -73,6 +73,8 @@ C_WORDS = frozenset(
         "this throw typedef union unsigned virtual void volatile"
     ).split()
 )
+# Names that the headers of every row and consumer bring: types and macros.
+HEADER_WORDS = frozenset({t.c for t in C_TYPES.values()} | {"NULL", "errno", "INFINITY", "NAN", "EOF", "linux", "unix"})
 
 T = TypeVar("T")
 
@@ -254,10 +256,10 @@ def signature_of(function: Callable[..., Any], where: str) -> Signature:
             raise DeclarationError(f"{where}: parameter {name!r} is not positional; a C function has no other kind")
         if parameter.default is not parameter.empty:
             raise DeclarationError(f"{where}: parameter {name!r} has a default; a C function has none, remove it")
-        if not name.isascii() or name in C_WORDS or name.startswith("tk_"):
+        if not name.isascii() or name in C_WORDS | HEADER_WORDS or name.startswith("tk_"):
             raise DeclarationError(
                 f"{where}: parameter {name!r} cannot be a C parameter "
-                f"(a C or C++ keyword, not ASCII, or tk_...); rename it"
+                f"(a C or C++ keyword, a name of C's headers, not ASCII, or tk_...); rename it"
             )
         if name not in annotations:
             raise DeclarationError(

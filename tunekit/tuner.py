@@ -18,10 +18,10 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from tunekit.console import Console
-from tunekit.errors import ManifestError, PolicyError, TemplateError, ToolchainError, TunekitError
+from tunekit.errors import GateError, ManifestError, PolicyError, TemplateError, ToolchainError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.measure import gate, race, stats
 from tunekit.measure.fixtures import EVERYTHING, BoundRow, Fixtures, Regime, check_regimes
@@ -60,6 +60,12 @@ class House:
         from tunekit import dispatch
 
         return dispatch.installed_scopes()
+
+    def all_kernels(self) -> Mapping[str, Sequence[Kernel]]:
+        """The kernels of every installed scope that can be imported."""
+        from tunekit import dispatch
+
+        return dispatch.declare_installed()
 
     def kernels(self, scope: str) -> Sequence[Kernel]:
         """A scope's kernels, in order of declaration."""
@@ -247,14 +253,33 @@ def _build_tools(name: str = "") -> Any:
 
 
 def fixtures_of(kernel: Kernel) -> Fixtures:
-    """What ``fixtures="module:attribute"`` of a declaration names. Raises NoFixtures where there is none."""
+    """What ``fixtures="module:attribute"`` of a declaration names; samples as gates and regimes.
+
+    Raises:
+        NoFixtures: it names nothing.
+        GateError: what it names cannot be found, raises, or is neither fixtures nor samples.
+    """
     if not kernel.fixtures:
         raise NoFixtures(f"kernel {kernel.key} declares no fixtures=, so its rows can be neither checked nor timed")
     module, _, attribute = kernel.fixtures.partition(":")
-    found: Any = importlib.import_module(module)
-    for name in attribute.split("."):
-        found = getattr(found, name)
-    return cast(Fixtures, found() if isinstance(found, type) else found)
+    where = f"kernel {kernel.key}: fixtures={kernel.fixtures!r}"
+    try:
+        found: Any = importlib.import_module(module)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+        if (callable(found) and not hasattr(found, "gates")) or isinstance(found, type):
+            found = found()
+    except Exception as error:  # an author's own code
+        raise GateError(f"{where} raised {type(error).__name__}: {error}") from error
+    if isinstance(found, Fixtures):
+        return found
+    from tunekit.measure import samples
+
+    try:
+        listed = list(found)
+    except TypeError:
+        listed = [found]
+    return samples.fixtures_from(kernel, listed, where)
 
 
 def load_rows(module: str, scope: str, name: str) -> tuple[Mapping[str, BoundRow], Fixtures]:
@@ -374,7 +399,8 @@ def select(scopes: Sequence[str], options: Options, house: House) -> dict[str, l
     for scope in scopes:
         if scope not in installed:
             raise TunekitError(f"no scope {scope!r} is installed; installed: {', '.join(sorted(installed)) or 'none'}")
-    found = {scope: list(house.kernels(scope)) for scope in (scopes or sorted(installed))}
+    named = {scope: house.kernels(scope) for scope in scopes} or house.all_kernels()
+    found = {scope: list(kernels) for scope, kernels in named.items()}
     if not options.kernels:
         return {scope: kernels for scope, kernels in found.items() if kernels}
     every = [kernel for kernels in found.values() for kernel in kernels]

@@ -475,10 +475,9 @@ def execution(
     say = progress or (lambda done, total, what: None)
     found: list[Executed] = []
     house = House()
-    units: dict[tuple[str, str], list[Kernel]] = {}
-    for kernel in kernels:
-        units.setdefault((kernel.scope.name, kernel.module), []).append(kernel)
-    for unit in units.values():
+    for scope, module in dict.fromkeys((kernel.scope.name, kernel.module) for kernel in kernels):
+        # All kernels of a file share a module, so all are built even where one is asked for.
+        unit = [kernel for kernel in dispatch.kernels(scope) if kernel.module == module]
         built = house.build(unit, say)
         # An install may have brought the grid with it, to a machine that has no compiler.
         if built.problem and not any(dispatch.loaded_modules(kernel, grid=True) for kernel in unit):

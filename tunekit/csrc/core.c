@@ -20,6 +20,7 @@ static PyMethodDef methods[] = {
     {"q8_mx4_matmul", FAST(tk_q8_py_mx4_matmul), "q8_mx4_matmul(row, y, x, nib, e, T, N, K)"},
     {"q8_mx4_matmul_acts", FAST(tk_q8_py_mx4_matmul_acts), "q8_mx4_matmul_acts(row, y, q, s, nib, e, T, N, K)"},
     {"q8_quantize", FAST(tk_q8_py_quantize), "q8_quantize(row, q, s, x, T, K)"},
+    {"q8_api", FAST(tk_q8_py_api), "q8_api(row, kgroup, bias, maker, name, source) -> capsule of the table in tunekit_q8.h"},
     {NULL, NULL, 0, NULL},
 };
 

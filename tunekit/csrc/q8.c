@@ -248,7 +248,7 @@ void tk_q8_quantize(const tk_q8_row *row, int8_t *q, float *s, const float *x, i
 
 /* ---- Python ------------------------------------------------------------------------------------- */
 
-static const char row_capsule[] = "tunekit._core.q8_row";
+static const char row_capsule[] = TK_Q8_ROW_CAPSULE;
 
 static void row_free(PyObject *capsule)
 {

@@ -88,4 +88,9 @@ PyObject *tk_q8_py_mx4_matmul(PyObject *self, PyObject *const *args, Py_ssize_t 
 PyObject *tk_q8_py_mx4_matmul_acts(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *tk_q8_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
+#define TK_Q8_ROW_CAPSULE "tunekit._core.q8_row"
+
+/* q8_api.c: q8_api(row, kgroup, bias, maker, row's name, source) -> capsule of the table in tunekit_q8.h */
+PyObject *tk_q8_py_api(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+
 #endif

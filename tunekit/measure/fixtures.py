@@ -166,9 +166,48 @@ class EmissionFixtures(Protocol):
         """What must stand in the row's object, computed from the row's arguments."""
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Arguments of one call: all that a family must bring to be checked and timed.
+
+    ``fixtures="module:function"`` may name a function that returns a list of these. Each becomes a gate: the row runs
+    on copies whose ends, and then whose beginnings, lie against pages that nobody may touch, with outputs poisoned
+    beforehand, and must give what the decorated Python body gives; inputs must be what they were. Those with ``work``
+    are timed, too, in the order given, and the first of them decides.
+
+    Attributes:
+        name: short; the title of the gate and of the column.
+        arguments: of the function, in order: arrays for pointers, numbers for scalars. Nothing writes into them.
+        work: what one call does, in operations of any kind; 0: checked and not timed.
+        unit: what ``work / seconds / 1e9`` is called.
+        function: the kernel itself, or the name of a companion.
+        rtol, atol: how far a float may be off, as :func:`numpy.isclose` counts; 0 and 0: equal bits (NaN: equal
+            positions). Integers are always compared exactly.
+        decides: as in :class:`Regime`; None: the first sample that is timed decides, the others are reported.
+    """
+
+    name: str
+    arguments: tuple[Any, ...]
+    work: float = 0.0
+    unit: str = "G/s"
+    function: str | None = None
+    rtol: float = 0.0
+    atol: float = 0.0
+    decides: str | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.arguments, tuple):
+            raise TypeError(f"sample {self.name}: arguments must be a tuple, not {type(self.arguments).__name__}")
+        if self.work < 0 or self.rtol < 0 or self.atol < 0:
+            raise ValueError(f"sample {self.name}: work, rtol and atol must not be negative")
+
+
 @runtime_checkable
 class Fixtures(Protocol):
-    """What ``fixtures="module:attribute"`` of a declaration names: an object, or a class to be called."""
+    """What ``fixtures="module:attribute"`` of a declaration names: an object, or a class to be called.
+
+    A function that returns a list of :class:`Sample` will do as well; gates and regimes are then made from them.
+    """
 
     def gates(self) -> Sequence[GateCase]:
         """The checks, cheap ones first; the first that fails ends the row."""

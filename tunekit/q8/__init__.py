@@ -14,9 +14,12 @@ Importing chooses nothing: the first product decides which row runs, for the who
 
 from __future__ import annotations
 
-from tunekit.q8 import oracle
+from tunekit import linking
+from tunekit.q8 import capi, oracle
 from tunekit.q8.matrix import Activations, Matrix, from_q8_0, pack
 from tunekit.q8.mx4 import from_mxfp4
 from tunekit.q8.product import matmul, quantize
+
+linking.offer(__name__, capi.capsule)  # for C: tunekit_q8.h
 
 __all__ = ["Activations", "Matrix", "from_mxfp4", "from_q8_0", "matmul", "oracle", "pack", "quantize"]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Q8 operations from C: the same bits as from Python on every layout, and a whole program that embeds them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, lacking, run_python
+
+pytestmark = pytest.mark.build
+
+STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
+CHECK = """
+import ctypes as c, sys, numpy as np
+from tunekit import core, dispatch, q8
+from tunekit.q8 import product
+from tunekit.q8.layout import aligned
+
+class Api(c.Structure):
+    P, I, N = c.c_void_p, c.c_int, c.c_int64
+    _fields_ = [("abi", c.c_uint32), ("size", c.c_uint32), ("maker", c.c_char_p), ("row", c.c_char_p), ("source", c.c_char_p),
+        ("weights", c.CFUNCTYPE(N, N, N)), ("scales", c.CFUNCTYPE(N, N, N)), ("pack", c.CFUNCTYPE(I, P, P, P, N, N)),
+        ("pack_q8_0", c.CFUNCTYPE(I, P, P, P, N, N)), ("quantize", c.CFUNCTYPE(I, P, P, P, N, N)),
+        ("matmul", c.CFUNCTYPE(I, P, P, P, P, N, N, N)), ("matmul_acts", c.CFUNCTYPE(I, P, P, P, P, P, N, N, N)),
+        ("gemv", c.CFUNCTYPE(I, P, P, P, P, N, N))]
+
+get = c.pythonapi.PyCapsule_GetPointer
+get.restype, get.argtypes = c.c_void_p, (c.py_object, c.c_char_p)
+api = Api.from_address(get(q8._C_API, b"tunekit.q8._C_API"))
+assert q8._C_API is q8._C_API and (api.abi, api.size) == (1, c.sizeof(Api))
+p = lambda a: a.ctypes.data
+bits = lambda a: np.where(np.isnan(a), np.float32(0), a).view(np.uint32)
+
+def same(a, b):
+    return np.array_equal(bits(a), bits(b)) and np.array_equal(np.isnan(a), np.isnan(b))
+
+rng = np.random.default_rng(5)
+n, k = 67, 160
+w = (rng.standard_normal((n, k)) * np.exp2(rng.integers(-30, 30, (n, k // 32)).repeat(32, 1))).astype(np.float32)
+w[0, :32] = np.nan; w[1, 5] = np.inf; w[2, :32] = 0; w[3, :32] *= np.float32(1e-42); w[4, :32] = 3e38; w[5, :32] = 1e-37
+w[6, :32] = np.float32(127) * np.float32(65519.996); w[7, :32] = np.float32(127 * 65520.0); w[8, :32] = -0.0
+w[9, :32] = np.float32(127) * np.float32(2.0 ** -25); w[10, :32] = np.float32(127) * np.float32(1.5 * 2.0 ** -24)
+w[11, :32] = np.arange(32) - 15.5; w[11, 0] = 127
+for i in range(12, 40):  # scales half way between two float16
+    w[i, :32] = np.float32(127) * np.float32((2 * i + 1) * 2.0 ** -12); w[i, 1:32] *= np.linspace(-1, 1, 31, dtype=np.float32)
+m = q8.pack(w)
+row = product.native()
+want_w, want_s = m.planes(row.layout)
+own_w, own_s = np.full(api.weights(n, k), 99, np.int8), np.full(api.scales(n, k), 99, np.float32)
+assert own_w.shape == want_w.shape and own_s.shape == want_s.shape
+assert api.pack(p(own_w), p(own_s), p(w), n, k) == 0
+assert np.array_equal(own_w, want_w) and same(own_s, want_s)
+fits = range(21)
+plain = q8.pack(rng.standard_normal((len(fits), k)).astype(np.float32))
+blocks = np.frombuffer(plain.to_q8_0(), np.uint8)
+a, b = np.empty(api.weights(len(fits), k), np.int8), np.empty(api.scales(len(fits), k), np.float32)
+assert api.pack_q8_0(p(a), p(b), p(blocks), len(fits), k) == 0
+other = q8.from_q8_0(blocks, len(fits), k).planes(row.layout)
+assert np.array_equal(a, other[0]) and same(b, other[1])
+halves = np.arange(65536, dtype=np.uint16)  # every float16 as a scale
+every = np.zeros((65536, 34), np.uint8); every[:, :2] = halves.view(np.uint8).reshape(-1, 2)
+a, b = np.empty(api.weights(65536, 32), np.int8), np.empty(api.scales(65536, 32), np.float32)
+assert api.pack_q8_0(p(a), p(b), p(every), 65536, 32) == 0
+assert same(np.ascontiguousarray(b.reshape(-1, row.layout.mr)).reshape(-1)[:65536], halves.view(np.float16).astype(np.float32))
+for t in (1, 2, 7, 33):
+    x = rng.standard_normal((t, k)).astype(np.float32)
+    acts = q8.quantize(x)
+    q, s = np.empty((t, k), np.int8), np.empty((t, k // 32), np.float32)
+    assert api.quantize(p(q), p(s), p(x), t, k) == 0
+    assert np.array_equal(q, acts.codes) and same(s, acts.scales)
+    y, z = np.empty((t, n), np.float32), np.empty((t, n), np.float32)
+    assert api.matmul(p(y), p(x), p(own_w), p(own_s), t, n, k) == 0
+    assert api.matmul_acts(p(z), p(q), p(s), p(own_w), p(own_s), t, n, k) == 0
+    assert same(y, q8.matmul(x, m)) and same(y, z) and same(y, q8.oracle.matmul(acts, m))
+    assert api.gemv(p(z), p(x), p(own_w), p(own_s), n, k) == 0 and same(z[0], y[0])
+for bad in ((1, 2, 33), (1, -1, 32), (-1, 2, 32), (1, 2, -32), (1 << 40, 1 << 40, 32), (1, 1 << 60, 64)):
+    assert api.matmul(None, None, None, None, *bad) == -2, bad
+assert api.weights(3, 31) == api.scales(-1, 32) == -1 and api.pack(None, None, None, 1, 31) == -2
+assert api.matmul(p(y), p(x), p(own_w), p(own_s), 0, n, k) == 0
+print(api.row.decode(), api.source.decode(), row.layout)
+"""
+
+
+def test_every_operation_gives_the_bits_of_python_on_every_layout(q8_cache: Path) -> None:
+    code = (
+        "from tunekit import dispatch, q8\nfrom tunekit.q8 import kernels, layout\n"
+        "rows = dispatch.grid_rows(kernels.q8q8.kernel)\nfirst = {}\n"
+        "for s, r in rows.items(): first.setdefault(layout.layout_of(r.row).plane, s)\nprint(*first.values())"
+    )
+    rows = run_python(code, {"TUNEKIT_CACHE": str(q8_cache)}).stdout.split()
+    assert len(rows) >= 2
+    for row in rows:
+        done = run_python(CHECK, {"TUNEKIT_CACHE": str(q8_cache), "TUNEKIT_PIN": f"q8q8={row}"})
+        assert done.returncode == 0, (row, done.stderr)
+        assert done.stdout.split()[:2] == [row, "pin"]
+
+
+def test_without_native_code_the_table_is_an_import_error(tmp_path: Path) -> None:
+    code = (
+        "from tunekit import dispatch\ndispatch.module.find_beside = lambda kernel: []\n"
+        "from tunekit import q8\ntry: q8._C_API\nexcept ImportError as e: print(e)"
+    )
+    done = run_python(code, {"TUNEKIT_CACHE": str(tmp_path)})
+    assert done.stdout.startswith("tunekit.q8._C_API: there is no native code here: "), done.stderr
+    assert "python -m tunekit build" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("gcc", "-std=c99"), ("g++", "-std=c++17", "-x", "c++"), ("clang-19", "-std=c17")], ids=lambda w: w[0])
+def test_the_header_is_strict_c_and_cpp(words: tuple[str, ...], tmp_path: Path) -> None:
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"no {words[0]} here")
+    (tmp_path / "a.c").write_text("#include <Python.h>\n#include <tunekit_q8.h>\nint main(void) { return tunekit_q8_import() == NULL; }\n")
+    command = [*words, *STRICT, "-c", "-isystem", sysconfig.get_path("include"), "-I", ROOT / "tunekit" / "csrc", tmp_path / "a.c", "-o", tmp_path / "a.o"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_program_that_embeds_it_runs(q8_cache: Path, tmp_path: Path) -> None:
+    libraries, name = Path(str(sysconfig.get_config_var("LIBDIR"))), str(sysconfig.get_config_var("LDLIBRARY"))
+    if not (libraries / name).is_file():
+        found = list(libraries.glob(f"*/{name}"))  # Debian keeps it in a folder named by the triple
+        if not found:
+            lacking("libpython (Debian and Ubuntu: apt-get install libpython3-dev)")
+        libraries = found[0].parent
+    program = tmp_path / "embed"
+    library = re.sub(r"^lib|\.(so|a|dylib).*$", "", name)
+    command = ["gcc", "-std=c99", "-O2", *STRICT, ROOT / "examples/embed_q8/embed.c", "-o", program, "-I", ROOT / "tunekit/csrc"]
+    command += ["-isystem", sysconfig.get_path("include"), f"-L{libraries}", f"-l{library}", f"-Wl,-rpath,{libraries}", "-lm", "-ldl", "-lpthread", "-lutil"]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (made.returncode, made.stderr) == (0, "")
+    printed = set()
+    for pin in ("q8q8=reference", ""):
+        environment = {**os.environ, "TUNEKIT_CACHE": str(q8_cache), "TUNEKIT_PIN": pin, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([program, sys.executable], env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        status, agree, corners = done.stdout.splitlines()
+        assert status == ("status: reference (pin)" if pin else status)
+        assert re.fullmatch(r"status: \w+ \((pin|fallback)\)", status)
+        assert agree == "gemv and quantised activations: the same bits"
+        printed.add(corners)
+    assert len(printed) == 1  # the same on every row
+    code = (
+        "import numpy as np; from tunekit import q8\n"
+        "def fill(n, s):\n    out = np.empty(n, np.float32)\n    for i in range(n):\n        s = (s * 1664525 + 1013904223) % 2**32\n"
+        "        out[i] = np.float32(np.uint32(s).astype(np.int32)) * np.float32(2.0 ** -31)\n    return out\n"
+        "y = q8.oracle.matmul(q8.quantize(fill(5 * 256, 2).reshape(5, 256)), q8.pack(fill(67 * 256, 1).reshape(67, 256)))\n"
+        "print(*(float(v).hex() for v in (y[0, 0], y[0, 66], y[4, 66])))"
+    )
+    wanted = [float.fromhex(v) for v in run_python(code, {"TUNEKIT_CACHE": str(q8_cache)}).stdout.split()]
+    assert [float.fromhex(v) for v in printed.pop().split()[1:]] == wanted

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The table of tunekit_q8.h: the traversal of q8.c on the row that was chosen, and packing for C.
+ *
+ * A choice holds for the process, so the row is a static of this file. Packing asks the row's layout numbers and
+ * nothing else; tunekit/q8/layout.py states the plane, tunekit/q8/matrix.py the rounding.
+ */
+#include "q8.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "fpenv.h"
+#include "tunekit_q8.h"
+
+enum { BLOCK = 32, Q8_0_BYTES = 2 + BLOCK };
+
+static const tk_q8_row *chosen;
+static int32_t kgroup;
+static uint8_t bias;
+
+/* a * b * c, or -1 where one is negative or it does not fit. */
+static int64_t product(int64_t a, int64_t b, int64_t c)
+{
+    if (a < 0 || b < 0 || c < 0)
+        return -1;
+    if ((b > 0 && a > INT64_MAX / b) || (c > 0 && a * b > INT64_MAX / c))
+        return -1;
+    return a * b * c;
+}
+
+static int good(int64_t T, int64_t N, int64_t K)
+{
+    if (K < 0 || K % BLOCK != 0 || K / BLOCK > INT32_MAX || N < 0 || N > INT64_MAX - TK_Q8_MR_MAX)
+        return 0;
+    return product(T, N, sizeof(float)) >= 0 && product(T, K, sizeof(float)) >= 0
+        && product(N + TK_Q8_MR_MAX, K, sizeof(float)) >= 0;
+}
+
+static int64_t padded(int64_t N)
+{
+    return (N + chosen->mr - 1) / chosen->mr * chosen->mr;
+}
+
+static int64_t weights_of(int64_t N, int64_t K)
+{
+    return good(0, N, K) ? padded(N) * K : -1;
+}
+
+static int64_t scales_of(int64_t N, int64_t K)
+{
+    return good(0, N, K) ? padded(N) * (K / BLOCK) : -1;
+}
+
+/* One block into the planes: row n, block bi of nb. */
+static void place(int8_t *w, float *ws, const int8_t *q, float scale, int64_t n, int64_t bi, int64_t nb)
+{
+    const int64_t mr = chosen->mr, g = n / mr, r = n % mr;
+    uint8_t *const to = (uint8_t *)w + (g * nb + bi) * mr * BLOCK + r * kgroup;
+    for (int32_t k = 0; k < BLOCK; k += kgroup)
+        for (int32_t j = 0; j < kgroup; j++)
+            to[k * mr + j] = (uint8_t)q[k + j] ^ bias;
+    ws[(g * nb + bi) * mr + r] = scale;
+}
+
+/* Rows beyond N, up to a whole group: zeros. */
+static void pad(int8_t *w, float *ws, int64_t N, int64_t nb)
+{
+    static const int8_t none[BLOCK];
+    for (int64_t n = N; n < padded(N); n++)
+        for (int64_t bi = 0; bi < nb; bi++)
+            place(w, ws, none, 0.0f, n, bi, nb);
+}
+
+/* A finite positive number rounded to float16, half to even; infinity where that has no room. */
+static float through_half(float d)
+{
+    if (d < 0x1p-14f) /* a float16 below this is a whole number of 2^-24 */
+        return rintf(d * 0x1p24f) * 0x1p-24f;
+    uint32_t bits;
+    memcpy(&bits, &d, sizeof bits);
+    bits += 0xFFFu + (bits >> 13 & 1u);
+    bits &= ~0x1FFFu;
+    memcpy(&d, &bits, sizeof d);
+    return d < 65536.0f ? d : INFINITY;
+}
+
+static int pack(int8_t *w, float *ws, const float *weights, int64_t N, int64_t K)
+{
+    if (!good(0, N, K))
+        return TUNEKIT_Q8_BAD_SIZE;
+    const tk_fpenv caller = tk_fpenv_enter();
+    const int64_t nb = K / BLOCK;
+    for (int64_t n = 0; n < N; n++) {
+        for (int64_t bi = 0; bi < nb; bi++) {
+            const float *const x = weights + n * K + bi * BLOCK;
+            int8_t q[BLOCK] = {0};
+            float most = 0.0f, scale = 0.0f;
+            int finite = 1;
+            for (int k = 0; k < BLOCK; k++) {
+                const float a = fabsf(x[k]);
+                finite &= a <= 3.4028234663852886e38f; /* false for a NaN, too */
+                most = a > most ? a : most;
+            }
+            const float d = most / 127.0f;
+            if (!finite) {
+                scale = NAN;
+            } else if (d >= 0x1p-126f) {
+                const float half = through_half(d);
+                scale = half > 0.0f && half < INFINITY ? half : d;
+                for (int k = 0; k < BLOCK; k++) {
+                    const float code = rintf(x[k] / scale);
+                    q[k] = (int8_t)(code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code);
+                }
+            }
+            place(w, ws, q, scale, n, bi, nb);
+        }
+    }
+    pad(w, ws, N, nb);
+    tk_fpenv_leave(caller);
+    return TUNEKIT_Q8_OK;
+}
+
+/* A float16, given as its bits. */
+static float from_half(uint32_t h)
+{
+    const uint32_t exponent = h >> 10 & 31u, mantissa = h & 1023u;
+    float f;
+    if (exponent == 0) {
+        f = (float)mantissa * 0x1p-24f;
+        return h & 0x8000u ? -f : f;
+    }
+    const uint32_t bits = (h & 0x8000u) << 16 | (exponent == 31 ? 255u : exponent + 112u) << 23 | mantissa << 13;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static int pack_q8_0(int8_t *w, float *ws, const void *blocks, int64_t N, int64_t K)
+{
+    if (!good(0, N, K))
+        return TUNEKIT_Q8_BAD_SIZE;
+    const uint8_t *from = blocks;
+    const int64_t nb = K / BLOCK;
+    for (int64_t n = 0; n < N; n++) {
+        for (int64_t bi = 0; bi < nb; bi++, from += Q8_0_BYTES) {
+            int8_t q[BLOCK];
+            memcpy(q, from + 2, sizeof q);
+            place(w, ws, q, from_half(from[0] | (uint32_t)from[1] << 8), n, bi, nb);
+        }
+    }
+    pad(w, ws, N, nb);
+    return TUNEKIT_Q8_OK;
+}
+
+static int quantize(int8_t *q, float *s, const float *x, int64_t T, int64_t K)
+{
+    if (!good(T, 0, K))
+        return TUNEKIT_Q8_BAD_SIZE;
+    tk_q8_quantize(chosen, q, s, x, T, K);
+    return TUNEKIT_Q8_OK;
+}
+
+static int matmul(float *y, const float *x, const int8_t *w, const float *ws, int64_t T, int64_t N, int64_t K)
+{
+    if (!good(T, N, K))
+        return TUNEKIT_Q8_BAD_SIZE;
+    return tk_q8_matmul(chosen, y, x, NULL, NULL, w, ws, T, N, K);
+}
+
+static int matmul_acts(float *y, const int8_t *q, const float *s, const int8_t *w, const float *ws, int64_t T,
+    int64_t N, int64_t K)
+{
+    if (!good(T, N, K))
+        return TUNEKIT_Q8_BAD_SIZE;
+    return tk_q8_matmul(chosen, y, NULL, q, s, w, ws, T, N, K);
+}
+
+static int gemv(float *y, const float *x, const int8_t *w, const float *ws, int64_t N, int64_t K)
+{
+    return matmul(y, x, w, ws, 1, N, K);
+}
+
+static char words[3][512]; /* maker, row, source */
+
+static tunekit_q8_api table = {
+    TUNEKIT_Q8_ABI, sizeof table, words[0], words[1], words[2], weights_of, scales_of, pack, pack_q8_0, quantize,
+    matmul, matmul_acts, gemv,
+};
+
+PyObject *tk_q8_py_api(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (nargs != 6) {
+        PyErr_Format(PyExc_TypeError, "q8_api takes 6 arguments, not %zd", nargs);
+        return NULL;
+    }
+    const tk_q8_row *const row = PyCapsule_GetPointer(args[0], TK_Q8_ROW_CAPSULE);
+    if (row == NULL)
+        return NULL;
+    const long group = PyLong_AsLong(args[1]), added = PyLong_AsLong(args[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (group < 1 || BLOCK % group != 0 || (added != 0 && added != 128)) {
+        PyErr_SetString(PyExc_ValueError, "q8_api: kgroup divides 32, and bias is 0 or 128");
+        return NULL;
+    }
+    for (int i = 0; i < 3; i++) {
+        PyObject *const bytes = PyUnicode_AsUTF8String(args[3 + i]);
+        if (bytes == NULL)
+            return NULL;
+        const Py_ssize_t size = PyBytes_Size(bytes), most = (Py_ssize_t)sizeof words[i] - 1;
+        memset(words[i], 0, sizeof words[i]);
+        memcpy(words[i], PyBytes_AsString(bytes), (size_t)(size < most ? size : most));
+        Py_DECREF(bytes);
+    }
+    /* The capsule of the row is kept for good: C holds the table for as long as it likes. */
+    Py_INCREF(args[0]);
+    kgroup = (int32_t)group;
+    bias = (uint8_t)added;
+    chosen = row;
+    return PyCapsule_New(&table, TUNEKIT_Q8_CAPSULE, NULL);
+}
