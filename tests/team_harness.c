@@ -79,7 +79,7 @@ static void one_op(unsigned *state)
         stages[s] = (tk_stage){run, begin, &parts[s], parts[s].chunks};
     }
     const int32_t lanes = (int32_t)(dice(state) % 6);
-    const int32_t got = tk_team_run(stages, count, lanes);
+    const int32_t got = tk_team_run(stages, count, lanes, (int32_t)(dice(state) % 4 > 0));
     CHECK(got >= 1 && got <= TK_TEAM_LANES);
     for (int32_t s = 0; s < count; s++) {
         for (int32_t i = 0; i < parts[s].chunks; i++)
@@ -199,7 +199,7 @@ int main(int argc, char **argv)
         atomic_int done = 0;
         const tk_stage stage = {nested, NULL, &done, 8};
         for (int i = 0; i < rounds; i++)
-            CHECK(tk_team_run(&stage, 1, 3) >= 1);
+            CHECK(tk_team_run(&stage, 1, 3, 1) >= 1);
         CHECK(done == 8 * rounds);
     } else if (strcmp(mode, "none") == 0 || strcmp(mode, "few") == 0) {
         atomic_store(&creations, strcmp(mode, "few") == 0);
@@ -211,7 +211,7 @@ int main(int argc, char **argv)
         pthread_t self = pthread_self();
         const tk_stage stage = {mask_of_lane, NULL, &self, 16};
         for (int i = 0; i < 20; i++)
-            tk_team_run(&stage, 1, 4);
+            tk_team_run(&stage, 1, 4, 1);
         int32_t made, parked;
         tk_team_workers(&made, &parked);
         CHECK(made == 3);
@@ -246,15 +246,15 @@ int main(int argc, char **argv)
             pthread_join(thread[i], NULL);
     } else if (strcmp(mode, "bad") == 0) {
         tk_stage stage = {run, NULL, NULL, -1};
-        CHECK(tk_team_run(&stage, 1, 2) == -1);
-        CHECK(tk_team_run(&stage, 0, 2) == -1 && tk_team_run(&stage, TK_TEAM_STAGES + 1, 2) == -1);
+        CHECK(tk_team_run(&stage, 1, 2, 1) == -1);
+        CHECK(tk_team_run(&stage, 0, 2, 1) == -1 && tk_team_run(&stage, TK_TEAM_STAGES + 1, 2, 1) == -1);
         stage = (tk_stage){NULL, NULL, NULL, 1};
-        CHECK(tk_team_run(&stage, 1, 2) == -1);
+        CHECK(tk_team_run(&stage, 1, 2, 1) == -1);
         int32_t made, parked;
         tk_team_workers(&made, &parked);
         CHECK(made == 0); /* nothing was started for it */
         stage = (tk_stage){run, NULL, NULL, 0};
-        CHECK(tk_team_run(&stage, 1, 2) == 1);
+        CHECK(tk_team_run(&stage, 1, 2, 1) == 1);
     } else if (strcmp(mode, "idle") == 0) {
         /* CPU time of three seconds after the last op, in microseconds. */
         set(-1, 1, 2000);

@@ -348,7 +348,7 @@ def test_a_third_party_runs_its_own_work_on_the_team(tmp_path: Path) -> None:
         "  double part[64]; const int32_t live = team->live();\n"
         "  job j = {x, part, n, team->chunks(n, 1000, team->lanes(n, 10000, live, 0), 4, 0), team};\n"
         "  tk_stage stages[2] = {{sum, 0, &j, j.chunks}, {add, 0, &j, 1}};\n"
-        "  *lanes = team->run(stages, 2, live); return part[0]; }\n"
+        "  *lanes = team->run(stages, 2, live, 1); return part[0]; }\n"
     )
     library = tmp_path / "other.so"
     flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-shared", "-fPIC", "-O2"]

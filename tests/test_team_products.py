@@ -39,6 +39,7 @@ def shape() -> Iterator[Callable[[dict[str, int], int], None]]:
         team.forget()
         team.start()
         CORE.set_knob("target_chunk_work", 1)
+        CORE.set_knob("wake_work", 0)
         for name, value in numbers.items():
             CORE.set_knob(name, value)
         CORE.set_knob("pretend_lanes", lanes)

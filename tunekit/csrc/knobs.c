@@ -23,6 +23,7 @@ static tk_team_settings of_team;
 
 static const knob knobs[] = {
     {"target_chunk_work", NULL, &tk_q8_box.target_chunk_work},
+    {"wake_work", NULL, &tk_q8_box.wake_work},
     {"q8_l2_budget", NULL, &tk_q8_box.q8_l2_budget},
     {"act_threshold", NULL, &tk_q8_box.act_threshold},
     {"q8_token_block", &tk_q8_box.q8_token_block, NULL},
@@ -177,7 +178,7 @@ PyObject *tk_py_team_empty(PyObject *self, PyObject *const *args, Py_ssize_t nar
     Py_BEGIN_ALLOW_THREADS
     clock_gettime(CLOCK_MONOTONIC, &begin);
     for (int64_t i = 0; i < n[REPEATS]; i++)
-        tk_team_run(stages, count, narrow(n[LANES]));
+        tk_team_run(stages, count, narrow(n[LANES]), 1);
     clock_gettime(CLOCK_MONOTONIC, &end);
     Py_END_ALLOW_THREADS
     return PyLong_FromLongLong(

@@ -322,20 +322,22 @@ static int run(op *o, const tk_q8_profile *p)
                                                     o->tokens * K / most(p->act_threshold, 1)))
                               : 1;
     tk_stage stages[2] = {{act, NULL, o, o->act_chunks}, {cell, configure, o, o->grid.rows * o->grid.tokens}};
+    const int32_t wake = work >= p->wake_work;
     if (o->act_chunks > 1) {
-        tk_team_run(stages, 2, lanes);
+        tk_team_run(stages, 2, lanes, wake);
     } else {
         /* Not worth a rendezvous of its own. */
         const tk_fpenv caller = tk_fpenv_enter();
         act(o, 0);
         tk_fpenv_leave(caller);
-        tk_team_run(stages + 1, 1, lanes);
+        tk_team_run(stages + 1, 1, lanes, wake);
     }
     return o->failed ? -1 : 0;
 }
 
 tk_q8_profile tk_q8_box = {
     .target_chunk_work = 1000000,
+    .wake_work = 2000000,
     .q8_l2_budget = 4 * 1024 * 1024,
     .act_threshold = 100000,
     .q8_token_block = 128,
@@ -433,7 +435,7 @@ void tk_q8_quantize(const tk_q8_row *row, int8_t *q, float *s, const float *x, i
     const int32_t lanes = tk_lanes(work, target, work / 2 >= target ? tk_team_live() : 1, 0);
     quantising o = {row, q, s, x, T, (int32_t)(K / 32), tk_chunks(T, 1, lanes, 1, 0)};
     const tk_stage stage = {quantise_part, NULL, &o, o.chunks};
-    tk_team_run(&stage, 1, lanes);
+    tk_team_run(&stage, 1, lanes, work >= target * 8);
 }
 
 /* ---- Python ------------------------------------------------------------------------------------- */

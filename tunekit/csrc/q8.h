@@ -69,7 +69,7 @@ typedef struct {
  * runs; a product copies them when it begins.
  */
 typedef struct {
-    int64_t target_chunk_work, q8_l2_budget, act_threshold;
+    int64_t target_chunk_work, wake_work, q8_l2_budget, act_threshold;
     int32_t q8_token_block, matmul_min_chunk_rows, matmul_min_chunk_rows_gemv;
     int32_t q8_batch_chunks_per_job, q8_gemv_chunks_per_job;
     int32_t gemv_lane_cap, batch_lane_cap, batch_grid_2d, gemv_wave_fill;

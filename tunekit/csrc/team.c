@@ -278,6 +278,19 @@ static void wake(int32_t ranks, int32_t most)
     }
 }
 
+/* Whether one of the workers of the ranks below `ranks` is made and does not sleep. */
+static int somebody_is_awake(int32_t ranks)
+{
+    const int32_t made = LOAD(team.made), most = ranks < made ? ranks : made;
+    for (int32_t i = 0; i * 64 < most; i++) {
+        const int32_t here = most - i * 64;
+        const uint64_t all = here >= 64 ? UINT64_MAX : (UINT64_C(1) << here) - 1;
+        if (~LOAD(team.asleep[i]) & all)
+            return 1;
+    }
+    return 0;
+}
+
 /* Sleep until there is an op that this worker has not seen; 1 where somebody woke it. */
 static int park(int32_t rank, uint32_t seen)
 {
@@ -401,7 +414,7 @@ static uint32_t publish(const tk_stage *stages, int32_t count, int32_t admitted)
     return number;
 }
 
-int32_t tk_team_run(const tk_stage *stages, int32_t count, int32_t lanes)
+int32_t tk_team_run(const tk_stage *stages, int32_t count, int32_t lanes, int32_t awaken)
 {
     if (count < 1 || count > TK_TEAM_STAGES)
         return -1;
@@ -412,7 +425,7 @@ int32_t tk_team_run(const tk_stage *stages, int32_t count, int32_t lanes)
         widest = stages[s].chunks > widest ? stages[s].chunks : widest;
     }
     const int profile = LOAD(settings.profile);
-    if (lanes <= 1 || widest <= 1 || LOAD(settings.worker_limit) == 0) {
+    if (lanes <= 1 || widest <= 1 || LOAD(settings.worker_limit) == 0 || (!awaken && !somebody_is_awake(lanes - 1))) {
         if (profile)
             COUNT(counts.solo, 1);
         return run_inline(stages, count);
@@ -439,7 +452,8 @@ int32_t tk_team_run(const tk_stage *stages, int32_t count, int32_t lanes)
         STORE(team.last, 0);
     }
     const uint32_t number = publish(stages, count, admitted);
-    wake(admitted, WAKES);
+    if (awaken)
+        wake(admitted, WAKES);
     const uint64_t begun = profile ? now() : 0;
     const int32_t own = serve(number, 0);
     const uint64_t served = profile ? now() : 0;

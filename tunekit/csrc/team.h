@@ -41,9 +41,11 @@ typedef struct {
  *
  * lanes: how many the work is worth (see tk_lanes of shape.h). 1 or less runs inline and writes no shared word, as
  * does an op of one chunk a stage. An op that finds the team busy with another one runs inline, too.
+ * wake: 1 where the work is worth waking parked workers, which costs the caller microseconds; with 0 the op goes to
+ * those that are awake, and runs inline where nobody is.
  * Each lane runs in the floating-point environment of fpenv.h, and the caller's comes back.
  */
-int32_t tk_team_run(const tk_stage *stages, int32_t count, int32_t lanes);
+int32_t tk_team_run(const tk_stage *stages, int32_t count, int32_t lanes, int32_t wake);
 
 /* Lanes that an op may have now: CPUs that this thread may run on, less what limits there are; 1 and more. */
 int32_t tk_team_live(void);
@@ -65,7 +67,7 @@ void tk_team_set(const tk_team_settings *settings);
 /* Sums since the start or the last reset, counted while `profile` is 1. Nanoseconds. */
 typedef struct {
     uint64_t ops;         /* that were published */
-    uint64_t solo;        /* that ran inline because one lane was enough */
+    uint64_t solo;        /* that ran inline because one lane was enough, or nobody was awake */
     uint64_t busy;        /* that ran inline because the team was not free */
     uint64_t chunks;      /* of published ops */
     uint64_t own_chunks;  /* of these, run by the caller */
@@ -90,7 +92,7 @@ void tk_team_load(void);
 typedef struct {
     uint32_t abi;
     uint32_t size;
-    int32_t (*run)(const tk_stage *stages, int32_t count, int32_t lanes);
+    int32_t (*run)(const tk_stage *stages, int32_t count, int32_t lanes, int32_t wake);
     int32_t (*live)(void);
     int32_t (*lanes)(int64_t work, int64_t target, int32_t live, int32_t cap);
     int32_t (*chunks)(int64_t units, int64_t grain, int32_t lanes, int32_t oversplit, int fill);
