@@ -135,6 +135,11 @@ V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 V1 = "33 24 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"
 
 
+def v1(group: str, quota: int) -> dict[str, str]:
+    folder = f"sys/fs/cgroup/cpu,cpuacct/{group}"
+    return {f"{folder}cpu.cfs_quota_us": f"{quota}\n", f"{folder}cpu.cfs_period_us": "100000\n"}
+
+
 @pytest.mark.parametrize(
     ("cgroup", "mounts", "files", "quota"),
     [
@@ -149,10 +154,8 @@ V1 = "33 24 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"
             {"sys/fs/cgroup/cpu.max": "200000 100000\n"},
             2.0,
         ),
-        ("4:memory:/x\n2:cpu,cpuacct:/\n0::/\n", [V1, V2], {"sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
-         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n"}, None),  # fmt: skip
-        ("2:cpu,cpuacct:/job\n", [V1], {"sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "350000\n",
-         "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n"}, 3.5),  # fmt: skip
+        ("4:memory:/x\n2:cpu,cpuacct:/\n0::/\n", [V1, V2], v1("", -1), None),
+        ("2:cpu,cpuacct:/job\n", [V1], v1("job/", 350000), 3.5),
         ("2:cpu,cpuacct:/job\n", [V1], {"sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "garbage\n"}, None),
         ("0::/\n", [V2], {"sys/fs/cgroup/cpu.max": "100000 0\n"}, None),
         ("", [], {}, None),
