@@ -192,8 +192,8 @@ def _dispatch(own: Any, live: int, rate: float, minted: Minted) -> None:
     minted.knobs["wake_work"] = wake_of(wake, rate)
     told = ", ".join(f"{n}: {ns:.0f}" for n, ns in best.items())
     minted.lines.append(
-        f"empty op of so many chunks, {live} lanes: {told} ns; {slope:.1f} ns a chunk, {wake / 1000:.1f} us a wake; one "
-        f"lane makes {rate:.1f} GMAC/s -> target_chunk_work {minted.knobs['target_chunk_work']}, "
+        f"empty op of so many chunks, {live} lanes: {told} ns; {slope:.1f} ns a chunk, {wake / 1000:.1f} us a wake; "
+        f"one lane makes {rate:.1f} GMAC/s -> target_chunk_work {minted.knobs['target_chunk_work']}, "
         f"wake_work {minted.knobs['wake_work']}"
     )
 
