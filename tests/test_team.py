@@ -108,3 +108,12 @@ def test_the_sanitizer_sees_a_race(tmp_path: Path) -> None:
     command = ["setarch", platform.machine(), "-R", str(folder / "harness"), "one", "3000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode != 0
+
+
+def test_the_benchmark_of_overheads_builds_without_a_warning(tmp_path: Path) -> None:
+    sources = [str(ROOT / "benchmarks/team_overhead.c"), str(CSRC / "team.c"), str(CSRC / "shape.c")]
+    command = ["cc", *WARNINGS, "-fopenmp", "-I", str(CSRC), *sources, "-o", str(tmp_path / "overhead")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode and "gomp" in done.stderr:
+        lacking("libgomp")
+    assert done.returncode == 0, done.stderr

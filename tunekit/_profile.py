@@ -44,7 +44,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("gemv_lane_cap", 0, 0, 256, "streaming ladder",
          "lanes of a product with one token at most; 0: no cap"),
     Knob("batch_lane_cap", 0, 0, 256, "by hand", "lanes of a product with more tokens at most; 0: no cap"),
-    Knob("batch_grid_2d", 0, 0, 2, "A/B",
+    Knob("batch_grid_2d", 2, 0, 2, "A/B",
          "cut tokens too where the rows alone starve the lanes: 0 never, 1 fine, 2 in whole waves"),
     Knob("dispatch_worker_limit", -1, -1, 255, "by hand",
          "workers beside the caller; those above it sleep apart; -1: no limit, 0: the caller alone"),

@@ -33,7 +33,7 @@ static PyMethodDef methods[] = {
     {"team_empty", FAST(tk_py_team_empty), "team_empty(lanes, chunks, stages, repeats) -> nanoseconds of all repeats"},
     {"lanes", FAST(tk_py_lanes), "lanes(work, target, live, cap)"},
     {"chunks", FAST(tk_py_chunks), "chunks(units, grain, lanes, oversplit, fill)"},
-    {"cells", FAST(tk_py_cells), "cells(chunks, tokens, tiles, lanes, oversplit, mode) -> (row cells, token cells)"},
+    {"cells", FAST(tk_py_cells), "cells(chunks, tokens, tiles, lanes, oversplit, mode, most) -> (row cells, token cells)"},
     {"part", FAST(tk_py_part), "part(total, parts, i)"},
     {"token_block", FAST(tk_py_token_block), "token_block(block, budget, each)"},
     {"admitted", FAST(tk_py_admitted), "admitted(workers, lanes, widest, gate)"},

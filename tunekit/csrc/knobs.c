@@ -207,11 +207,11 @@ PyObject *tk_py_chunks(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 
 PyObject *tk_py_cells(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    int64_t n[6];
+    int64_t n[7];
     (void)self;
-    if (!numbers("cells", args, nargs, n, 6))
+    if (!numbers("cells", args, nargs, n, 7))
         return NULL;
-    const tk_grid grid = tk_cells(narrow(n[0]), n[1], n[2], narrow(n[3]), narrow(n[4]), (int)narrow(n[5]));
+    const tk_grid grid = tk_cells(narrow(n[0]), n[1], n[2], narrow(n[3]), narrow(n[4]), (int)narrow(n[5]), n[6]);
     return Py_BuildValue("(ii)", grid.rows, grid.tokens);
 }
 

@@ -121,7 +121,8 @@ typedef struct {
     int64_t first, tokens; /* of the product */
     int64_t block;         /* tokens whose prepared form stays near */
     int64_t near;          /* groups that stay near while the tokens of a block pass */
-    int64_t cost;          /* of all units: a unit costs its region's tokens */
+    int64_t cost;          /* of all units: a unit costs its region's tokens, or 1 where all regions have all tokens */
+    int alike;
     int32_t act_chunks;
     tk_grid grid;
     _Atomic int failed;
@@ -227,7 +228,8 @@ static int64_t cut(const op *o, int64_t i)
     const int64_t target = tk_part(o->cost, o->grid.rows, i);
     int64_t units = 0, cost = 0, begin;
     for (int32_t r = 0; r < o->count; r++) {
-        const int64_t own = units_of(o, &o->regions[r]), each = tokens_of(o, &o->regions[r], &begin);
+        const int64_t own = units_of(o, &o->regions[r]);
+        const int64_t each = o->alike ? 1 : tokens_of(o, &o->regions[r], &begin);
         if (cost + own * each >= target)
             return units + (each > 0 ? parts_of(target - cost, each) : 0);
         cost += own * each;
@@ -294,8 +296,9 @@ static int run(op *o, const tk_q8_profile *p)
 {
     const int64_t K = (int64_t)o->nb * 32;
     int64_t work = 0, units = 0, begin;
-    int single = 1, alike = 1;
+    int single = 1;
     o->cost = 0;
+    o->alike = 1;
     for (int32_t r = 0; r < o->count; r++) {
         const tk_q8_region *const m = &o->regions[r];
         const int64_t tokens = tokens_of(o, m, &begin), own = units_of(o, m);
@@ -303,10 +306,12 @@ static int run(op *o, const tk_q8_profile *p)
         o->cost += tokens * own;
         units += tokens > 0 ? own : 0;
         single &= tokens <= 1;
-        alike &= tokens == o->tokens;
+        o->alike &= tokens == o->tokens;
     }
     if (o->cost == 0)
         return 0;
+    if (o->alike)
+        o->cost = units;
     /* Asking which CPUs there are is a system call, and small products need not know. */
     const int32_t live = work / 2 >= p->target_chunk_work ? tk_team_live() : 1;
     const int32_t lanes = tk_lanes(work, p->target_chunk_work, live, single ? p->gemv_lane_cap : p->batch_lane_cap);
@@ -315,9 +320,10 @@ static int run(op *o, const tk_q8_profile *p)
     const int32_t oversplit = single ? p->q8_gemv_chunks_per_job : p->q8_batch_chunks_per_job;
     const int32_t chunks = tk_chunks(units, parts_of(grain, unit_rows), lanes, oversplit, single && p->gemv_wave_fill);
     const tk_grid one = {chunks, 1};
-    o->grid = alike ? tk_cells(chunks, o->tokens, parts_of(o->tokens, o->row->tokstep), lanes, oversplit,
-                          p->batch_grid_2d)
-                    : one;
+    /* `lanes` chunks pass the claim word while one runs: so much work keeps it from being what they wait for. */
+    const int64_t cells = work / most(most(p->target_chunk_work, 1) / 8 * lanes, 1);
+    const int64_t tiles = parts_of(o->tokens, o->row->tokstep);
+    o->grid = o->alike ? tk_cells(chunks, o->tokens, tiles, lanes, oversplit, p->batch_grid_2d, cells) : one;
     o->act_chunks = lanes > 1 ? (int32_t)most(1, least(least(o->tokens, (int64_t)lanes * 2),
                                                     o->tokens * K / most(p->act_threshold, 1)))
                               : 1;
@@ -346,6 +352,7 @@ tk_q8_profile tk_q8_box = {
     .q8_batch_chunks_per_job = 4,
     .q8_gemv_chunks_per_job = 1,
     .gemv_wave_fill = 1,
+    .batch_grid_2d = 2, /* what benchmarks/simulate.py finds: never worse, and a fifth better where rows starve lanes */
 };
 
 int tk_q8_regions(const tk_q8_row *row, const tk_q8_region *regions, int32_t count, const float *x, const int8_t *q,

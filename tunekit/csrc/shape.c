@@ -37,31 +37,33 @@ static int64_t gcd(int64_t a, int64_t b)
     return a;
 }
 
-tk_grid tk_cells(int32_t chunks, int64_t tokens, int64_t tiles, int32_t lanes, int32_t oversplit, int mode)
+tk_grid tk_cells(
+    int32_t chunks, int64_t tokens, int64_t tiles, int32_t lanes, int32_t oversplit, int mode, int64_t most)
 {
     tk_grid grid = {chunks, 1};
     if (mode <= 0 || chunks < 1 || chunks >= lanes || tiles < 2)
         return grid;
+    const int64_t room = clamp(most / chunks, 1, clamp(tiles, 1, INT32_MAX / chunks));
     if (mode == 1) {
-        grid.tokens = (int32_t)clamp((tokens + 15) / 16, 1, clamp(tiles, 1, INT32_MAX / chunks));
+        grid.tokens = (int32_t)clamp((tokens + 15) / 16, 1, room);
         return grid;
     }
     /* Any multiple of `step` token cells makes whole waves: the fewest of them that give each lane its share. */
     const int64_t step = lanes / gcd(chunks, lanes);
     const int64_t share = (int64_t)lanes * (oversplit > 1 ? oversplit : 1);
     const int64_t need = (share + chunks - 1) / chunks;
-    int64_t cells = (need + step - 1) / step * step;
-    if (cells > tiles)
-        cells = tiles / step * step; /* fewer waves, but whole ones */
-    if (cells > 1)
-        grid.tokens = (int32_t)cells;
+    const int64_t cells = clamp((need + step - 1) / step * step, 1, room);
+    /* Where there is no room for a whole wave: a part of one, in which no lane gets two. */
+    grid.tokens = (int32_t)(cells >= step ? cells / step * step : clamp(lanes / chunks, 1, room));
     return grid;
 }
 
 int64_t tk_part(int64_t total, int64_t parts, int64_t i)
 {
-    /* total * i / parts without the product, which may not fit */
-    return parts > 0 ? total / parts * i + total % parts * i / parts : 0;
+    if (parts <= 0)
+        return 0;
+    const int64_t larger = total % parts;
+    return total / parts * i + (i < larger ? i : larger);
 }
 
 int64_t tk_token_block(int64_t block, int64_t budget, int64_t each)

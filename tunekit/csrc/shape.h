@@ -29,12 +29,15 @@ typedef struct {
 
 /*
  * Cells in two dimensions, for a product whose rows alone starve the lanes: `chunks` (of tk_chunks) is below
- * `lanes`, and there are two tiles of tokens at least. `mode` 0: never; 1: fine, a cell for every 16 tokens;
- * 2: as many token cells as make whole waves, and none where the tiles do not suffice. {chunks, 1} otherwise.
+ * `lanes`, and there are two tiles of tokens at least. `mode` 0: never; 1: fine, a cell for every 16 tokens; 2: as
+ * many token cells as make whole waves, or where there is no room for one, a part of a wave. Never more than `most`
+ * cells in all (lanes that come for them too often wait for the claim word). {chunks, 1} otherwise.
  */
-tk_grid tk_cells(int32_t chunks, int64_t tokens, int64_t tiles, int32_t lanes, int32_t oversplit, int mode);
+tk_grid tk_cells(
+    int32_t chunks, int64_t tokens, int64_t tiles, int32_t lanes, int32_t oversplit, int mode, int64_t most);
 
-/* Where part i of `parts` near-equal parts of `total` begins; part i ends where i + 1 begins. */
+/* Where part i of `parts` near-equal parts of `total` begins; part i ends where i + 1 begins. The larger ones come
+ * first: a large part that is claimed last is waited for. */
 int64_t tk_part(int64_t total, int64_t parts, int64_t i);
 
 /* Tokens a block: at most `block`, fewer where `budget` bytes hold fewer of `each` bytes, and one at least. */
