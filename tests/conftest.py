@@ -58,7 +58,7 @@ TOY_ENVIRONMENT = {"PYTHONPATH": str(ROOT / "tests"), "PYTHONWARNINGS": "error::
 
 def forget_everything() -> None:
     """Bring the process back to the state before its first choice (tests only: nothing outside may do this)."""
-    from tunekit import _manifest, _policy, core, cpu, dispatch, environment
+    from tunekit import _manifest, _policy, core, cpu, dispatch, environment, team
 
     environment._settings = None
     _manifest.set_application(None)
@@ -72,6 +72,7 @@ def forget_everything() -> None:
         dispatch._reference_everywhere = False
         dispatch.first_use = None
         dispatch.how_to_tune = "python -m tunekit.retune"
+    team.forget()
     core.forget()
     cpu.forget()
 

@@ -16,13 +16,13 @@ from conftest import ROOT, run_python
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "environment", "signature", "console"),                       # ground
     ("_templates", "paths", "core", "cpu", "rows"),                                        # data rooms
-    ("kernel", "_manifest", "choose", "module"),                             # run-time rooms
+    ("_profile", "team", "kernel", "_manifest", "choose", "module"),                             # run-time rooms
     ("dispatch",),                                                           # join
     ("_optin", "linking", "declare", "_proofs", "_status", "_policy"),       # author and application
     ("build_tools",),                                                        # beside
     ("q8",),                                                                 # clients
     ("measure", "tuner"),                                                    # tuner
-    ("_new", "verify", "retune", "manifests", "__main__"),                                 # top
+    ("_new", "verify", "probe", "retune", "manifests", "__main__"),                            # top
 )
 # fmt: on
 ORDER = {room: (floor, index) for floor, rooms in enumerate(FLOORS) for index, room in enumerate(rooms)}
@@ -169,6 +169,18 @@ def test_the_environment_page_is_the_table_in_the_code() -> None:
     from tunekit.environment import environment_table
 
     assert environment_table() in (ROOT / "docs/environment.md").read_text(encoding="utf-8")
+
+
+def test_the_team_page_has_the_table_of_knobs_and_the_core_knows_them() -> None:
+    from tunekit import core
+    from tunekit._profile import KNOBS, knob_table
+
+    assert knob_table() in (ROOT / "docs/team.md").read_text(encoding="utf-8")
+    own = core.core()
+    if own is not None:
+        known = own.knobs()
+        for knob in KNOBS:
+            assert knob.name == "threads" or known[knob.name] == knob.default, knob.name
 
 
 def test_ci_runs_the_commands_of_the_readme() -> None:

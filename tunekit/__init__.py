@@ -31,6 +31,7 @@ from tunekit.kernel import Target
 from tunekit.linking import get_include
 from tunekit.rows import Row, perm
 from tunekit.signature import In, InOut, Out, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from tunekit.team import lanes, threads
 
 __version__ = "0.1.0"
 
@@ -68,10 +69,12 @@ __all__ = [
     "i16",
     "i32",
     "i64",
+    "lanes",
     "log_status",
     "perm",
     "policy",
     "status",
+    "threads",
     "tune",
     "tune_manifest",
     "u8",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tunekit COMMAND``: status, list, retune, build, show, verify, manifest, new, header, environment.
+"""``python -m tunekit COMMAND``: status, list, retune, build, probe, show, verify, manifest, new, header, environment.
 
 Results go to stdout, progress and logs to stderr. Exit status: 0 done, 1 a check failed, 2 usage, 3 nothing could
 be built (no compiler, no runnable row), 130 interrupted.
@@ -12,12 +12,13 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tunekit import _manifest, _policy, _proofs, _status, _templates, core, cpu, dispatch, linking, manifests, paths
-from tunekit.console import Console, table
+from tunekit.console import Console, seconds, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ToolchainError, TunekitError
 from tunekit.kernel import Kernel
@@ -240,6 +241,26 @@ def _report_dict(report: Any) -> dict[str, Any]:
     }
 
 
+# --- probe -----------------------------------------------------------------------------------------------
+
+
+def _probe_command(options: argparse.Namespace) -> int:
+    """Measure what dispatch costs here, and write the box profile."""
+    from tunekit import probe
+
+    started = time.perf_counter()
+    minted = probe.probe()
+    path = None if options.dry_run else probe.write(minted)
+    if options.json:
+        _print_json({"knobs": minted.knobs, "measured": minted.measured, "path": str(path) if path else None})
+        return 0
+    if not options.quiet:
+        print("\n".join(probe.report(minted)))
+        print(f"\nprobed in {seconds(time.perf_counter() - started)}")
+    print(f"box profile: {path or 'not written'}")
+    return 0
+
+
 # --- show ------------------------------------------------------------------------------------------------
 
 
@@ -382,6 +403,11 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--grid", action="store_true", help="build the whole grid too")
     build.add_argument("--json", action="store_true", help="as JSON")
     build.add_argument("--quiet", action="store_true", help="no progress")
+
+    probe = add("probe", _probe_command, "measure what dispatch costs on this box, and write its profile")
+    probe.add_argument("--dry-run", action="store_true", help="measure and report, write nothing")
+    probe.add_argument("--json", action="store_true", help="as JSON")
+    probe.add_argument("--quiet", action="store_true", help="only where the profile is")
 
     show = add("show", _show_command, "the rendered C, or the assembly, of one row")
     show.add_argument("kernel", metavar="KERNEL")

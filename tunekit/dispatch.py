@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, module, paths
+from tunekit import _manifest, module, paths, team
 from tunekit.choose import Choice, World, choose, refusal
 from tunekit.cpu import this_box, this_cpu, this_features
 from tunekit.cpu.features import KNOWN_FEATURES, suggestion
@@ -491,6 +491,8 @@ def bind(kernel: Kernel) -> Binding:
                 first_use(kernel, binding)
             _announce(kernel, binding)
             _bindings[kernel.key] = binding
+            for problem in team.start():
+                warn_once(f"tunekit: {problem}")
     return binding
 
 

@@ -19,7 +19,7 @@ MODES = ("normal", "tune", "test")
 POLICIES = ("fallback", "warn", "error", "auto", "restart", "reference")
 BUILDS = ("fat", "grid", "reference-only", "standalone", "none")
 STRICT = ("compiler", "features", "manifest")
-LOGS = ("choice", "build", "tune")
+LOGS = ("choice", "build", "tune", "profile")
 RAIL = ("tuner", "again")
 
 
@@ -139,12 +139,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("TUNEKIT_PIN", "pin", _pin, "comma list of `kernel=suffix`",
              "pins a kernel's row; still refused where the CPU cannot run it"),
     Variable("TUNEKIT_THREADS", "threads", _count, "a number of at least 1",
-             "upper bound on the lanes that a product uses"),
+             "upper bound on the lanes that a product uses, the calling thread among them"),
     Variable("TUNEKIT_BOX_PROFILE", "box_profile", _text, "a file",
              "the box profile to read instead of the one beside the manifests"),
     Variable("TUNEKIT_TEAM_PROF", "team_prof", _switch, "`0`, `1`",
-             "counters of the thread team"),
-    Variable("TUNEKIT_LOG", "log", _subset(LOGS), "comma list of `choice`, `build`, `tune`",
+             "counts what the thread team does (`tunekit.team.counts()`), and prints a line about it at exit"),
+    Variable("TUNEKIT_LOG", "log", _subset(LOGS), "comma list of `choice`, `build`, `tune`, `profile`",
              "writes these log lines to stderr, one self-described line per decision"),
     Variable("TUNEKIT_BUILD", "build", _choice(BUILDS), ", ".join(f"`{b}`" for b in BUILDS),
              "what `pip install` builds: the fallback rows (`fat`), every row (`grid`), only references, or nothing"),

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -27,6 +29,7 @@ from tunekit.measure.record import KernelRecord, RegimeRecord, RunRecord
 from tunekit.tuner import DONE, FAILED, INTERRUPTED, NOTHING, USAGE, House, Options, ScopeResult, percent, tune
 
 _COLOURS = {"winner": "green", "rejected": "red"}
+_PROBE_LIMIT = 120.0
 _STAGES = ("build", "gate", "race", "write", "stamp")
 
 
@@ -156,6 +159,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--module", action="append", default=[], metavar="M", help="a declaring module without an entry point, too")
     add("--time-limit", type=_seconds, metavar="S", help="end after so many seconds, with what is known")
     add("--row-timeout", type=_seconds, default=20.0, metavar="S", help="seconds for one check of a row (20)")
+    add("--no-probe", action="store_true", help="do not measure what dispatch costs (python -m tunekit probe)")
     add("--fresh", action="store_true", help="forget the present winners: ties go to the fallback")
     add("--dry-run", action="store_true", help="measure and report, write nothing")
     add("--in-process", action="store_true", help="check rows in this process, which a bad row can end")
@@ -263,13 +267,16 @@ def _obey(
             if not any(dispatch.frozen(kernel) for kernel in dispatch.kernels()):  # of those it is said already
                 talk.complain("tunekit: there is nothing to tune: no installed family declares a kernel")
             return NOTHING
+        profile = _probe(arguments, options, talk, house, results)
         statuses = [r.status for r in results]
         status = FAILED if FAILED in statuses else DONE if DONE in statuses else NOTHING
         if arguments.json:
-            talk.document(as_json(results, status))
+            talk.document({**as_json(results, status), "profile": profile})
         else:
             for result in results:
                 show(result, talk, arguments.quiet)
+            if profile is not None:
+                talk.say(f"box profile: {profile['path']}")
         if talk.lost is not None:
             talk.complain(f"tunekit: the result could not be written to standard output: {talk.lost}")
             return FAILED
@@ -283,6 +290,31 @@ def _obey(
     except TunekitError as error:
         talk.complain(f"tunekit: {error}")
         return USAGE
+
+
+def _probe(
+    arguments: argparse.Namespace, options: Options, talk: Console, house: House | None, results: Sequence[ScopeResult]
+) -> dict[str, Any] | None:
+    """Mint the box profile where the family that it is measured with was tuned; None where not, or where it failed.
+
+    In a fresh process, which runs on the rows that were just chosen: this one has made its choice.
+    """
+    told = arguments.no_probe or options.dry_run or arguments.kernel or options.time_limit is not None
+    if house is not None or told or not any(r.record.scope == "tunekit" and r.status == DONE for r in results):
+        return None
+    talk.progress("probing what dispatch costs")
+    environment = {**os.environ, "TUNEKIT_MODE": "normal"}
+    command = [sys.executable, "-m", "tunekit", "probe", "--json"]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PROBE_LIMIT)
+        why = done.stderr.strip()[-300:]
+        found: dict[str, Any] | None = json.loads(done.stdout) if done.returncode == 0 else None
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        found, why = None, str(error)
+    talk.clear()
+    if found is None:
+        talk.complain(f"tunekit: no box profile was made, and the numbers in force stay: {why}")
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * tunekit._core: what exists once per process. The probe of this CPU, the AMX permission and the Q8
- * traversal. Baseline code on the limited API, so that one file serves every CPython from 3.11 on.
+ * tunekit._core: what exists once per process. The probe of this CPU, the AMX permission, the thread team, the box
+ * profile's numbers and the Q8 traversals. Baseline code on the limited API, so that one file serves every CPython
+ * from 3.11 on.
  */
 #include <Python.h>
 
+#include <stdint.h>
+
+#include "knobs.h"
 #include "probe.h"
 #include "q8.h"
 
@@ -21,10 +25,37 @@ static PyMethodDef methods[] = {
     {"q8_mx4_matmul_acts", FAST(tk_q8_py_mx4_matmul_acts), "q8_mx4_matmul_acts(row, y, q, s, nib, e, T, N, K)"},
     {"q8_quantize", FAST(tk_q8_py_quantize), "q8_quantize(row, q, s, x, T, K)"},
     {"q8_api", FAST(tk_q8_py_api), "q8_api(row, kgroup, bias, maker, name, source) -> capsule of the table in tunekit_q8.h"},
+    {"q8_regions", FAST(tk_q8_py_regions), "q8_regions(row, x | None, q | None, s | None, T, K, regions)"},
+    {"knobs", tk_knobs, METH_NOARGS, "The numbers that dispatch goes by, by name."},
+    {"set_knob", FAST(tk_set_knob), "set_knob(name, value)"},
+    {"team_live", tk_py_team_live, METH_NOARGS, "Lanes that a product may have now."},
+    {"team_workers", tk_py_team_workers, METH_NOARGS, "(workers made, of them parked)"},
+    {"team_counts", tk_py_team_counts, METH_O, "team_counts(reset) -> the counters, by name"},
+    {"team_empty", FAST(tk_py_team_empty), "team_empty(lanes, chunks, stages, repeats) -> nanoseconds of all repeats"},
+    {"lanes", FAST(tk_py_lanes), "lanes(work, target, live, cap)"},
+    {"chunks", FAST(tk_py_chunks), "chunks(units, grain, lanes, oversplit, fill)"},
+    {"cells", FAST(tk_py_cells), "cells(chunks, tokens, tiles, lanes, oversplit, mode, most) -> (row cells, token cells)"},
+    {"part", FAST(tk_py_part), "part(total, parts, i)"},
+    {"token_block", FAST(tk_py_token_block), "token_block(block, budget, each)"},
+    {"admitted", FAST(tk_py_admitted), "admitted(workers, lanes, widest, gate)"},
     {NULL, NULL, 0, NULL},
 };
 
+static int load(PyObject *self)
+{
+    /* Not an ImportError: that would read as "not built", and run on the slow reference without a word. */
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_RuntimeError,
+            "tunekit works in the main interpreter alone: its thread team and its choice of rows exist once per "
+            "process; run it there, or in a process of its own (multiprocessing)");
+        return -1;
+    }
+    tk_q8_load();
+    return tk_knobs_load(self);
+}
+
 static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)(uintptr_t)load},
     {0, NULL},
 };
 

@@ -3,38 +3,43 @@
 
 #include <limits.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "fpenv.h"
+#include "shape.h"
+#include "team.h"
 
-/* ---- scratch: one block a thread, grows, is freed when the thread ends ------------------------- */
+/* ---- scratch: two blocks a thread, which grow and are freed when the thread ends ------------------ */
+
+enum { SHARED, LANE, BLOCKS }; /* what all lanes of its op read; what it needs as one of the lanes */
 
 typedef struct {
-    void *memory;
-    size_t size;
+    void *memory[BLOCKS];
+    size_t size[BLOCKS];
 } scratch;
 
 static pthread_key_t scratch_key;
-static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
 static int scratch_ready;
 
 static void scratch_free(void *p)
 {
     scratch *own = p;
-    free(own->memory);
+    for (int i = 0; i < BLOCKS; i++)
+        free(own->memory[i]);
     free(own);
 }
 
-static void scratch_start(void)
+void tk_q8_load(void)
 {
-    scratch_ready = pthread_key_create(&scratch_key, scratch_free) == 0;
+    if (!scratch_ready)
+        scratch_ready = pthread_key_create(&scratch_key, scratch_free) == 0;
 }
 
 /* At least size bytes on a 64-byte boundary, contents unspecified; NULL where there is no memory. */
-static uint8_t *scratch_get(size_t size)
+static uint8_t *scratch_get(int which, size_t size)
 {
-    pthread_once(&scratch_once, scratch_start);
     if (!scratch_ready)
         return NULL;
     scratch *own = pthread_getspecific(scratch_key);
@@ -47,23 +52,23 @@ static uint8_t *scratch_get(size_t size)
             return NULL;
         }
     }
-    if (own->size < size) {
+    if (own->size[which] < size) {
         /* Freed first: the old contents are of no use, and both at once could be too much. */
-        free(own->memory);
-        own->memory = NULL;
-        own->size = 0;
+        free(own->memory[which]);
+        own->memory[which] = NULL;
+        own->size[which] = 0;
         /* A quarter more, so that slowly growing products do not allocate each time. */
         const size_t want = size <= SIZE_MAX - size / 4 ? size + size / 4 : size;
-        if (posix_memalign(&own->memory, 64, want) == 0) {
-            own->size = want;
-        } else if (posix_memalign(&own->memory, 64, size) == 0) {
-            own->size = size;
+        if (posix_memalign(&own->memory[which], 64, want) == 0) {
+            own->size[which] = want;
+        } else if (posix_memalign(&own->memory[which], 64, size) == 0) {
+            own->size[which] = size;
         } else {
-            own->memory = NULL;
+            own->memory[which] = NULL;
             return NULL;
         }
     }
-    return own->memory;
+    return own->memory[which];
 }
 
 /* ---- the traversal ------------------------------------------------------------------------------ */
@@ -81,169 +86,363 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 static int64_t round_up_64(int64_t n)
 {
     return n + (-n & 63);
 }
 
+static int64_t parts_of(int64_t n, int64_t size)
+{
+    return n / size + (n % size > 0);
+}
+
+enum {
+    OP_BYTES = 32 * 1024 * 1024, /* prepared tokens that meet the weights in one op */
+    STEP_BYTES = 16 * 1024,      /* weights that meet all tokens of a block before the next ones */
+    MX4_FEW = 4                  /* tokens up to which MXFP4 weights are looked up for each, and not expanded */
+};
+
+/* One op: some tokens of a product, prepared, against all regions. */
+typedef struct {
+    const tk_q8_row *row;
+    const tk_q8_region *regions;
+    int32_t count, nb;
+    const float *x; /* NULL where q and s are given */
+    const int8_t *q;
+    const float *s;
+    int8_t *own_q;
+    float *own_s;
+    uint8_t *xa;
+    int64_t first, tokens; /* of the product */
+    int64_t block;         /* tokens whose prepared form stays near */
+    int64_t near;          /* groups that stay near while the tokens of a block pass */
+    int64_t cost;          /* of all units: a unit costs its region's tokens, or 1 where all regions have all tokens */
+    int alike;
+    int32_t act_chunks;
+    tk_grid grid;
+    _Atomic int failed;
+} op;
+
 /*
- * One block of prepared tokens against groups [g0, g0 + ng), written at y with row distance ldy.
+ * A block of prepared tokens [t0, t0 + tokens) against ng groups, written at y with row distance ldy.
  * The tiles are near-equal (64 tokens in tiles of at most 5: twelve of 5 and one of 4): a tile of
  * full width and a sliver cost more than two of nearly half each.
  */
-static void tiles(const tk_q8_row *row, float *y, int64_t ldy, const int8_t *w, const float *ws,
-    const uint8_t *xa, int64_t tokens, int32_t nb, int32_t ng)
+static void tiles(const op *o, float *y, int64_t ldy, const int8_t *w, const float *ws, int64_t t0, int64_t tokens,
+    int32_t ng)
 {
+    const tk_q8_row *const row = o->row;
     if (tokens == 1) {
-        row->gemv(y, w, ws, xa, tokens, 0, nb, ng);
+        row->gemv(y, w, ws, o->xa, o->tokens, t0, o->nb, ng);
         return;
     }
-    const int64_t count = (tokens + row->tokstep - 1) / row->tokstep;
+    const int64_t count = parts_of(tokens, row->tokstep);
     const int64_t width = tokens / count, wider = tokens % count;
     int64_t t = 0;
     for (int64_t i = 0; i < count; i++) {
         const int64_t nt = width + (i < wider);
-        row->tile(y + t * ldy, ldy, w, ws, xa, tokens, t, (int32_t)nt, nb, ng);
+        row->tile(y + t * ldy, ldy, w, ws, o->xa, o->tokens, t0 + t, (int32_t)nt, o->nb, ng);
         t += nt;
     }
 }
 
-enum {
-    TOKENS = 128,                  /* tokens a block at most ... */
-    TOKENS_BYTES = 4 * 1024 * 1024, /* ... while their prepared form stays in L2 or L3 */
-    STEP_BYTES = 16 * 1024,        /* weights that meet all tokens of a block before the next ones */
-    MX4_FEW = 4                    /* tokens up to which MXFP4 weights are looked up for each, and not expanded */
-};
-
-/* A packed matrix: the row's planes, or where w is NULL the nibble and exponent planes of MXFP4. */
-typedef struct {
-    const int8_t *w;
-    const float *ws;
-    const uint8_t *nib, *e;
-} weights;
-
-/* Room for some groups of expanded MXFP4 weights. */
-typedef struct {
-    int8_t *w;
-    float *ws;
-} expansion;
-
-/* Groups [g, g + ng) against a block of prepared tokens. */
-static void groups_of(const tk_q8_row *row, float *y, int64_t ldy, const weights *m, int64_t g, const uint8_t *xa,
-    int64_t tokens, int32_t nb, int32_t ng, const expansion *room)
+/* Groups [g, g + ng) of a region against a block of prepared tokens. */
+static void groups_of(const op *o, const tk_q8_region *m, float *y, int64_t ldy, int64_t g, int64_t t0,
+    int64_t tokens, int32_t ng)
 {
-    const int64_t scales = (int64_t)row->mr * nb;
-    const int8_t *w = m->w;
-    const float *ws = m->ws;
-    if (w != NULL) {
-        w += g * scales * 32;
-        ws += g * scales;
-    } else {
-        const uint8_t *const nib = m->nib + g * scales * 16, *const e = m->e + g * scales;
-        if (tokens <= MX4_FEW) {
-            for (int64_t t = 0; t < tokens; t++)
-                row->mx4_gemv(y + t * ldy, nib, e, xa, tokens, t, nb, ng);
-            return;
-        }
-        row->mx4_expand(room->w, room->ws, nib, e, nb, ng);
-        w = room->w;
-        ws = room->ws;
+    const tk_q8_row *const row = o->row;
+    const int64_t scales = (int64_t)row->mr * o->nb;
+    if (m->w != NULL) {
+        tiles(o, y, ldy, m->w + g * scales * 32, m->ws + g * scales, t0, tokens, ng);
+        return;
     }
-    tiles(row, y, ldy, w, ws, xa, tokens, nb, ng);
+    const uint8_t *const nib = m->nib + g * scales * 16, *const e = m->e + g * scales;
+    if (tokens <= MX4_FEW) {
+        for (int64_t t = 0; t < tokens; t++)
+            row->mx4_gemv(y + t * ldy, nib, e, o->xa, o->tokens, t0 + t, o->nb, ng);
+        return;
+    }
+    /* The lane's own block begins with room for the expanded weights of `near` groups. */
+    int8_t *const w = (int8_t *)scratch_get(LANE, 0);
+    float *const ws = (float *)(void *)(w + round_up_64(o->near * scales * 32));
+    row->mx4_expand(w, ws, nib, e, o->nb, ng);
+    tiles(o, y, ldy, w, ws, t0, tokens, ng);
 }
 
-static int multiply(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
-    const weights *m, int64_t T, int64_t N, int64_t K)
+/* Each output and its bias: one more addition, after the fold. */
+static void add_bias(const tk_q8_region *m, float *y, int64_t n0, int64_t n1, int64_t tokens)
 {
-    if (T <= 0 || N <= 0)
+    if (m->bias == NULL)
+        return;
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t n = n0; n < n1; n++)
+            y[t * m->ldy + n] += m->bias[n];
+}
+
+/* Units [u0, u1) of a region against tokens [t0, t1) of the op; y is the region's row of token t0. */
+static void rectangle(const op *o, const tk_q8_region *m, float *y, int64_t u0, int64_t u1, int64_t t0, int64_t t1,
+    float *edge)
+{
+    const int64_t mr = o->row->mr, each = o->row->groups;
+    const int64_t groups = m->N / mr, rest = m->N % mr;
+    const int64_t g0 = u0 * each, g1 = least(u1 * each, groups);
+    const int tail = rest > 0 && u1 * each > groups;
+    const int64_t blocks = parts_of(t1 - t0, o->block);
+    for (int64_t i = 0; i < blocks; i++) {
+        const int64_t begin = tk_part(t1 - t0, blocks, i), tokens = tk_part(t1 - t0, blocks, i + 1) - begin;
+        float *const to = y + begin * m->ldy;
+        /* One tile a block: all the groups in one call, if nothing has to be expanded for it. */
+        const int one = m->w != NULL ? tokens <= o->row->tokstep : tokens <= 1;
+        const int64_t step = least(one ? most(g1 - g0, 1) : o->near, INT32_MAX);
+        for (int64_t g = g0; g < g1; g += step)
+            groups_of(o, m, to + g * mr, m->ldy, g, t0 + begin, tokens, (int32_t)least(step, g1 - g));
+        if (tail) {
+            groups_of(o, m, edge, mr, groups, t0 + begin, tokens, 1);
+            for (int64_t t = 0; t < tokens; t++)
+                memcpy(to + t * m->ldy + groups * mr, edge + t * mr, (size_t)rest * sizeof(float));
+        }
+        add_bias(m, to, g0 * mr, tail ? m->N : g1 * mr, tokens);
+    }
+}
+
+static int64_t units_of(const op *o, const tk_q8_region *m)
+{
+    return parts_of(parts_of(m->N, o->row->mr), o->row->groups);
+}
+
+/* The tokens of an op that a region has, relative to the op; how many. */
+static int64_t tokens_of(const op *o, const tk_q8_region *m, int64_t *begin)
+{
+    *begin = most(m->t0 - o->first, 0);
+    return most(least(m->t1 - o->first, o->tokens) - *begin, 0);
+}
+
+/* Where the row cell i begins: units before it, all regions in a row, cut to equal cost. */
+static int64_t cut(const op *o, int64_t i)
+{
+    const int64_t target = tk_part(o->cost, o->grid.rows, i);
+    int64_t units = 0, cost = 0, begin;
+    for (int32_t r = 0; r < o->count; r++) {
+        const int64_t own = units_of(o, &o->regions[r]);
+        const int64_t each = o->alike ? 1 : tokens_of(o, &o->regions[r], &begin);
+        if (cost + own * each >= target)
+            return units + (each > 0 ? parts_of(target - cost, each) : 0);
+        cost += own * each;
+        units += own;
+    }
+    return units;
+}
+
+static void cell(void *context, int32_t chunk)
+{
+    op *const o = context;
+    const int64_t row_cell = chunk % o->grid.rows, token_cell = chunk / o->grid.rows;
+    const int64_t scales = (int64_t)o->row->mr * o->nb;
+    /* expanded weights | their scales | the outputs of a last group that is not whole */
+    const int64_t w_bytes = round_up_64(o->near * scales * 32);
+    const int64_t ws_bytes = round_up_64(o->near * scales * (int64_t)sizeof(float));
+    int mx4 = 0;
+    for (int32_t r = 0; r < o->count; r++)
+        mx4 |= o->regions[r].w == NULL;
+    const int64_t before = mx4 ? w_bytes + ws_bytes : 0;
+    uint8_t *const room = scratch_get(LANE, (size_t)(before + o->block * o->row->mr * (int64_t)sizeof(float)));
+    if (room == NULL) {
+        o->failed = 1;
+        return;
+    }
+    const int64_t u0 = cut(o, row_cell), u1 = row_cell + 1 < o->grid.rows ? cut(o, row_cell + 1) : INT64_MAX;
+    /* Token cells are whole tiles. */
+    const int64_t step = o->row->tokstep, steps = parts_of(o->tokens, step);
+    const int64_t a = tk_part(steps, o->grid.tokens, token_cell) * step;
+    const int64_t b = least(tk_part(steps, o->grid.tokens, token_cell + 1) * step, o->tokens);
+    int64_t base = 0;
+    for (int32_t r = 0; r < o->count; r++) {
+        const tk_q8_region *const m = &o->regions[r];
+        const int64_t own = units_of(o, m), lo = most(u0 - base, 0), hi = least(u1 - base, own);
+        int64_t begin;
+        const int64_t tokens = tokens_of(o, m, &begin), t0 = most(a, begin), t1 = least(b, begin + tokens);
+        if (lo < hi && t0 < t1)
+            rectangle(o, m, m->y + (o->first + t0) * m->ldy, lo, hi, t0, t1, (float *)(void *)(room + before));
+        base += own;
+    }
+}
+
+/* Quantise and prepare a part of the op's tokens. */
+static void act(void *context, int32_t chunk)
+{
+    op *const o = context;
+    const int64_t t0 = tk_part(o->tokens, o->act_chunks, chunk), t1 = tk_part(o->tokens, o->act_chunks, chunk + 1);
+    const int64_t K = (int64_t)o->nb * 32;
+    if (o->x != NULL) {
+        o->row->quantize(o->own_q, o->own_s, o->x + o->first * K, t0, t1, o->nb);
+        o->row->prepare(o->xa, o->own_q, o->own_s, o->tokens, t0, t1, o->nb);
+    } else {
+        o->row->prepare(o->xa, o->q + o->first * K, o->s + o->first * o->nb, o->tokens, t0, t1, o->nb);
+    }
+}
+
+static void configure(void *context)
+{
+    ((op *)context)->row->amx_cfg();
+}
+
+/* Shape one op for its lanes and run it. */
+static int run(op *o, const tk_q8_profile *p)
+{
+    const int64_t K = (int64_t)o->nb * 32;
+    int64_t work = 0, units = 0, begin;
+    int single = 1;
+    o->cost = 0;
+    o->alike = 1;
+    for (int32_t r = 0; r < o->count; r++) {
+        const tk_q8_region *const m = &o->regions[r];
+        const int64_t tokens = tokens_of(o, m, &begin), own = units_of(o, m);
+        work += tokens * m->N * K;
+        o->cost += tokens * own;
+        units += tokens > 0 ? own : 0;
+        single &= tokens <= 1;
+        o->alike &= tokens == o->tokens;
+    }
+    if (o->cost == 0)
+        return 0;
+    if (o->alike)
+        o->cost = units;
+    /* Asking which CPUs there are is a system call, and small products need not know. */
+    const int32_t live = work / 2 >= p->target_chunk_work ? tk_team_live() : 1;
+    const int32_t lanes = tk_lanes(work, p->target_chunk_work, live, single ? p->gemv_lane_cap : p->batch_lane_cap);
+    const int64_t unit_rows = (int64_t)o->row->mr * o->row->groups;
+    const int64_t grain = single ? p->matmul_min_chunk_rows_gemv : p->matmul_min_chunk_rows;
+    const int32_t oversplit = single ? p->q8_gemv_chunks_per_job : p->q8_batch_chunks_per_job;
+    const int32_t chunks = tk_chunks(units, parts_of(grain, unit_rows), lanes, oversplit, single && p->gemv_wave_fill);
+    const tk_grid one = {chunks, 1};
+    /* `lanes` chunks pass the claim word while one runs: so much work keeps it from being what they wait for. */
+    const int64_t cells = work / most(most(p->target_chunk_work, 1) / 8 * lanes, 1);
+    const int64_t tiles = parts_of(o->tokens, o->row->tokstep);
+    o->grid = o->alike ? tk_cells(chunks, o->tokens, tiles, lanes, oversplit, p->batch_grid_2d, cells) : one;
+    o->act_chunks = lanes > 1 ? (int32_t)most(1, least(least(o->tokens, (int64_t)lanes * 2),
+                                                    o->tokens * K / most(p->act_threshold, 1)))
+                              : 1;
+    tk_stage stages[2] = {{act, NULL, o, o->act_chunks}, {cell, configure, o, o->grid.rows * o->grid.tokens}};
+    const int32_t wake = work >= p->wake_work;
+    if (o->act_chunks > 1) {
+        tk_team_run(stages, 2, lanes, wake);
+    } else {
+        /* Not worth a rendezvous of its own. */
+        const tk_fpenv caller = tk_fpenv_enter();
+        act(o, 0);
+        tk_fpenv_leave(caller);
+        tk_team_run(stages + 1, 1, lanes, wake);
+    }
+    return o->failed ? -1 : 0;
+}
+
+tk_q8_profile tk_q8_box = {
+    .target_chunk_work = 1000000,
+    .wake_work = 2000000,
+    .q8_l2_budget = 4 * 1024 * 1024,
+    .act_threshold = 100000,
+    .q8_token_block = 128,
+    .matmul_min_chunk_rows = 16,
+    .matmul_min_chunk_rows_gemv = 64,
+    .q8_batch_chunks_per_job = 4,
+    .q8_gemv_chunks_per_job = 1,
+    .gemv_wave_fill = 1,
+    .batch_grid_2d = 2, /* what benchmarks/simulate.py finds: never worse, and a fifth better where rows starve lanes */
+};
+
+int tk_q8_regions(const tk_q8_row *row, const tk_q8_region *regions, int32_t count, const float *x, const int8_t *q,
+    const float *s, int64_t T, int64_t K)
+{
+    if (T <= 0)
         return 0;
     if (K <= 0) {
-        for (int64_t i = 0; i < T * N; i++)
-            y[i] = 0.0f;
+        for (int32_t r = 0; r < count; r++)
+            for (int64_t t = regions[r].t0; t < regions[r].t1; t++)
+                for (int64_t n = 0; n < regions[r].N; n++)
+                    regions[r].y[t * regions[r].ldy + n] = regions[r].bias != NULL ? regions[r].bias[n] : 0.0f;
         return 0;
     }
-    const int64_t mr = row->mr, nb64 = K / 32;
-    const int32_t nb = (int32_t)nb64;
-    const int64_t groups = N / mr, rest = N % mr;
-    const int64_t plane = mr * K, scales = mr * nb64; /* one group's */
-    /* Groups that stay near while the tiles of a block pass, but as many as a tile takes at once. */
-    const int64_t few = STEP_BYTES / plane > 1 ? STEP_BYTES / plane : 1;
-    const int64_t near = (few + row->groups - 1) / row->groups * row->groups;
+    const tk_q8_profile p = tk_q8_box;
+    const int64_t nb64 = K / 32, plane = row->mr * K;
+    op o = {.row = row, .regions = regions, .count = count, .nb = (int32_t)nb64, .x = x, .q = q, .s = s};
+    const int64_t few = most(STEP_BYTES / plane, 1);
+    o.near = parts_of(few, row->groups) * row->groups;
 
     /* Asked of a whole block: a prepared form may have a least size, whatever the tokens. */
-    const int64_t each = row->acts_bytes(TOKENS, nb) / TOKENS;
-    const int64_t most = least(TOKENS, TOKENS_BYTES / each > 1 ? TOKENS_BYTES / each : 1);
-    const int64_t blocks = (T + most - 1) / most;
-    const int64_t widest = T / blocks + (T % blocks > 0);
+    const int64_t each = most(row->acts_bytes(128, o.nb) / 128, 1);
+    o.block = tk_token_block(p.q8_token_block, p.q8_l2_budget, each);
+    int64_t work = 0;
+    for (int32_t r = 0; r < count; r++)
+        work += (regions[r].t1 - regions[r].t0) * regions[r].N * K;
+    /* One lane prepares a block while it is near; more lanes share what they all prepared. */
+    const int64_t room = OP_BYTES / (each + K);
+    const int64_t widest = work / 2 >= p.target_chunk_work ? most(room, o.block) : o.block;
+    const int64_t ops = parts_of(T, widest), longest = parts_of(T, ops);
 
-    /* xa | codes | scales | expanded weights | their scales | the last group's outputs, on 64-byte boundaries */
-    const int64_t xa_bytes = round_up_64(row->acts_bytes(widest, nb));
-    const int64_t q_bytes = x != NULL ? round_up_64(widest * K) : 0;
-    const int64_t s_bytes = x != NULL ? round_up_64(widest * nb64 * (int64_t)sizeof(float)) : 0;
-    const int64_t edge_bytes = rest > 0 ? widest * mr * (int64_t)sizeof(float) : 0;
-    const int64_t expanded = m->w == NULL && widest > MX4_FEW ? least(near, groups + (rest > 0)) : 0;
-    const int64_t w_bytes = round_up_64(expanded * plane);
-    const int64_t ws_bytes = round_up_64(expanded * scales * (int64_t)sizeof(float));
-    const int64_t bytes = xa_bytes + q_bytes + s_bytes + w_bytes + ws_bytes + edge_bytes;
+    /* xa | codes | scales, on 64-byte boundaries */
+    const int64_t xa_bytes = round_up_64(row->acts_bytes(longest, o.nb));
+    const int64_t q_bytes = x != NULL ? round_up_64(longest * K) : 0;
+    const int64_t s_bytes = x != NULL ? round_up_64(longest * nb64 * (int64_t)sizeof(float)) : 0;
+    const int64_t bytes = xa_bytes + q_bytes + s_bytes;
     if ((uint64_t)bytes > SIZE_MAX)
         return -1;
-    uint8_t *const xa = scratch_get((size_t)bytes);
-    if (xa == NULL)
+    o.xa = scratch_get(SHARED, (size_t)bytes);
+    if (o.xa == NULL)
         return -1;
-    int8_t *const own_q = (int8_t *)(xa + xa_bytes);
-    float *const own_s = (float *)(void *)(xa + xa_bytes + q_bytes);
-    uint8_t *const own_w = xa + xa_bytes + q_bytes + s_bytes;
-    const expansion room = {(int8_t *)own_w, (float *)(void *)(own_w + w_bytes)};
-    float *const edge = (float *)(void *)(own_w + w_bytes + ws_bytes);
-
-    const tk_fpenv caller = tk_fpenv_enter();
-    row->amx_cfg();
-    int64_t t0 = 0;
-    for (int64_t i = 0; i < blocks; i++) {
-        const int64_t tokens = T / blocks + (i < T % blocks);
-        if (x != NULL) {
-            row->quantize(own_q, own_s, x + t0 * K, 0, tokens, nb);
-            row->prepare(xa, own_q, own_s, tokens, 0, tokens, nb);
-        } else {
-            row->prepare(xa, q + t0 * K, s + t0 * nb64, tokens, 0, tokens, nb);
-        }
-        /* One tile a block: all the groups in one call, if nothing has to be expanded for it. */
-        const int one = m->w != NULL ? tokens <= row->tokstep : tokens == 1;
-        const int64_t step = least(one ? groups : near, INT32_MAX);
-        for (int64_t g = 0; g < groups; g += step)
-            groups_of(row, y + t0 * N + g * mr, N, m, g, xa, tokens, nb, (int32_t)least(step, groups - g), &room);
-        if (rest > 0) {
-            groups_of(row, edge, mr, m, groups, xa, tokens, nb, 1, &room);
-            for (int64_t t = 0; t < tokens; t++)
-                memcpy(y + (t0 + t) * N + groups * mr, edge + t * mr, (size_t)rest * sizeof(float));
-        }
-        t0 += tokens;
+    o.own_q = (int8_t *)(o.xa + xa_bytes);
+    o.own_s = (float *)(void *)(o.xa + xa_bytes + q_bytes);
+    for (int64_t i = 0; i < ops; i++) {
+        o.first = tk_part(T, ops, i);
+        o.tokens = tk_part(T, ops, i + 1) - o.first;
+        if (run(&o, &p) != 0)
+            return -1;
     }
-    tk_fpenv_leave(caller);
     return 0;
 }
 
 int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
     const int8_t *w, const float *ws, int64_t T, int64_t N, int64_t K)
 {
-    const weights m = {w, ws, NULL, NULL};
-    return multiply(row, y, x, q, s, &m, T, N, K);
+    const tk_q8_region m = {.w = w, .ws = ws, .y = y, .ldy = N, .N = N, .t0 = 0, .t1 = T};
+    return tk_q8_regions(row, &m, 1, x, q, s, T, K);
 }
 
 int tk_q8_mx4_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
     const uint8_t *nib, const uint8_t *e, int64_t T, int64_t N, int64_t K)
 {
-    const weights m = {NULL, NULL, nib, e};
-    return multiply(row, y, x, q, s, &m, T, N, K);
+    const tk_q8_region m = {.nib = nib, .e = e, .y = y, .ldy = N, .N = N, .t0 = 0, .t1 = T};
+    return tk_q8_regions(row, &m, 1, x, q, s, T, K);
+}
+
+typedef struct {
+    const tk_q8_row *row;
+    int8_t *q;
+    float *s;
+    const float *x;
+    int64_t T;
+    int32_t nb, chunks;
+} quantising;
+
+static void quantise_part(void *context, int32_t chunk)
+{
+    const quantising *const o = context;
+    o->row->quantize(o->q, o->s, o->x, tk_part(o->T, o->chunks, chunk), tk_part(o->T, o->chunks, chunk + 1), o->nb);
 }
 
 void tk_q8_quantize(const tk_q8_row *row, int8_t *q, float *s, const float *x, int64_t T, int64_t K)
 {
     if (T <= 0 || K <= 0)
         return;
-    const tk_fpenv caller = tk_fpenv_enter();
-    row->quantize(q, s, x, 0, T, (int32_t)(K / 32));
-    tk_fpenv_leave(caller);
+    const int64_t target = tk_q8_box.act_threshold, work = T * K;
+    const int32_t lanes = tk_lanes(work, target, work / 2 >= target ? tk_team_live() : 1, 0);
+    quantising o = {row, q, s, x, T, (int32_t)(K / 32), tk_chunks(T, 1, lanes, 1, 0)};
+    const tk_stage stage = {quantise_part, NULL, &o, o.chunks};
+    tk_team_run(&stage, 1, lanes, work >= target * 8);
 }
 
 /* ---- Python ------------------------------------------------------------------------------------- */
@@ -534,6 +733,158 @@ PyObject *tk_q8_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t na
     give_back(views, 3);
     if (!apart)
         return NULL;
+    Py_INCREF(Py_None);
+    return Py_None;
+}
+
+/* None is NULL; else the item. */
+static PyObject *given(PyObject *item)
+{
+    return item == Py_None ? NULL : item;
+}
+
+/* The three or four buffers of one region, taken; 0, or -1 and an exception with none of them taken. */
+static int region_of(
+    const tk_q8_row *row, PyObject *item, int64_t T, int64_t K, tk_q8_region *region, Py_buffer *views, int *taken)
+{
+    enum { Y, FIRST, SECOND, BIAS, ROWS, T0, T1, MX4, FIELDS };
+    if (!PyTuple_Check(item) || PyTuple_Size(item) != FIELDS) {
+        PyErr_SetString(PyExc_TypeError, "q8_regions: a region is (y, first, second, bias, N, t0, t1, mx4)");
+        return -1;
+    }
+    PyObject *field[FIELDS];
+    for (int i = 0; i < FIELDS; i++)
+        field[i] = PyTuple_GetItem(item, i);
+    const int mx4 = PyObject_IsTrue(field[MX4]);
+    const int64_t N = mx4 < 0 ? -1 : size_of(field[ROWS], "N");
+    const int64_t t0 = N < 0 ? -1 : size_of(field[T0], "t0");
+    const int64_t t1 = t0 < 0 ? -1 : size_of(field[T1], "t1");
+    if (t1 < 0)
+        return -1;
+    if (t0 > t1 || t1 > T) {
+        PyErr_SetString(PyExc_ValueError, "q8_regions: tokens are 0 <= t0 <= t1 <= T");
+        return -1;
+    }
+    if (mx4 && row->mx4_gemv == NULL) {
+        PyErr_SetString(PyExc_ValueError, "q8_regions: the row was made without its functions for MXFP4");
+        return -1;
+    }
+    const int64_t nb = K / 32, groups = N / row->mr + (N % row->mr > 0), rows = times(groups, row->mr);
+    const wanted want[4] = {
+        {"y", 'f', 1, times(T, N)},
+        {mx4 ? "nib" : "w", mx4 ? 'B' : 'b', 0, times(rows, mx4 ? K / 2 : K)},
+        {mx4 ? "e" : "ws", mx4 ? 'B' : 'f', 0, times(rows, nb)},
+        {"bias", 'f', 0, N},
+    };
+    PyObject *const bias = given(field[BIAS]);
+    PyObject *const objects[4] = {field[Y], field[FIRST], field[SECOND], bias};
+    const int count = bias != NULL ? 4 : 3;
+    if (take(views, objects, want, count) != 0)
+        return -1;
+    *taken = count;
+    if (!outputs_apart(views, want, count))
+        return -1;
+    *region = (tk_q8_region){.y = views[0].buf, .ldy = N, .N = N, .t0 = t0, .t1 = t1};
+    region->w = mx4 ? NULL : views[1].buf;
+    region->ws = mx4 ? NULL : views[2].buf;
+    region->nib = mx4 ? views[1].buf : NULL;
+    region->e = mx4 ? views[2].buf : NULL;
+    region->bias = bias != NULL ? views[3].buf : NULL;
+    return 0;
+}
+
+/* Two regions may write one buffer where their tokens are apart. */
+static int regions_apart(const tk_q8_region *regions, const Py_buffer *views, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        for (Py_ssize_t j = 0; j < count; j++) {
+            const Py_buffer *const out = views + 4 * i;
+            const int shares = i != j && overlaps(out, views + 4 * j);
+            const tk_q8_region *const a = regions + i, *const b = regions + j;
+            if (shares && (a->y != b->y || a->N != b->N || (a->t0 < b->t1 && b->t0 < a->t1 && a->t0 < a->t1 && b->t0 < b->t1))) {
+                PyErr_SetString(PyExc_ValueError, "q8_regions: two regions write the same memory");
+                return 0;
+            }
+            for (int k = 1; i != j && k < 4; k++) {
+                if (views[4 * j + k].obj != NULL && overlaps(out, views + 4 * j + k)) {
+                    PyErr_SetString(PyExc_ValueError, "q8_regions: an output overlaps an input");
+                    return 0;
+                }
+            }
+        }
+    }
+    return 1;
+}
+
+PyObject *tk_q8_py_regions(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (wrong_count("q8_regions", nargs, 7))
+        return NULL;
+    const tk_q8_row *const row = PyCapsule_GetPointer(args[0], row_capsule);
+    if (row == NULL)
+        return NULL;
+    const int64_t T = size_of(args[4], "T");
+    if (T < 0)
+        return NULL;
+    const int64_t K = size_of(args[5], "K");
+    if (K < 0 || !k_is_whole(K))
+        return NULL;
+    if (!PyTuple_Check(args[6])) {
+        PyErr_SetString(PyExc_TypeError, "q8_regions: regions is a tuple");
+        return NULL;
+    }
+    const Py_ssize_t count = PyTuple_Size(args[6]);
+    if (count > INT32_MAX / 8) {
+        PyErr_SetString(PyExc_ValueError, "q8_regions: too many regions");
+        return NULL;
+    }
+    PyObject *const x = given(args[1]);
+    PyObject *const inputs[2] = {x != NULL ? x : args[2], args[3]};
+    const wanted of_x[1] = {{"x", 'f', 0, times(T, K)}};
+    const wanted of_acts[2] = {{"q", 'b', 0, times(T, K)}, {"s", 'f', 0, times(T, K / 32)}};
+    const int input_count = x != NULL ? 1 : 2;
+    Py_buffer input[2];
+    if (take(input, inputs, x != NULL ? of_x : of_acts, input_count) != 0)
+        return NULL;
+    tk_q8_region *const regions = calloc((size_t)count + 1, sizeof *regions);
+    Py_buffer *const views = calloc((size_t)count * 4 + 1, sizeof *views);
+    int status = 1;
+    if (regions == NULL || views == NULL) {
+        status = -1;
+    } else {
+        Py_ssize_t i = 0;
+        for (; i < count; i++) {
+            int taken = 0;
+            if (region_of(row, PyTuple_GetItem(args[6], i), T, K, regions + i, views + 4 * i, &taken) != 0)
+                break;
+            int clear = 1;
+            for (int k = 0; k < input_count; k++)
+                clear &= !overlaps(views + 4 * i, input + k);
+            if (!clear) {
+                PyErr_SetString(PyExc_ValueError, "q8_regions: an output overlaps the activations");
+                break;
+            }
+        }
+        if (i == count && regions_apart(regions, views, count)) {
+            const float *const from = x != NULL ? input[0].buf : NULL, *const s = x != NULL ? NULL : input[1].buf;
+            const int8_t *const q = x != NULL ? NULL : input[0].buf;
+            Py_BEGIN_ALLOW_THREADS
+            status = tk_q8_regions(row, regions, (int32_t)count, from, q, s, T, K);
+            Py_END_ALLOW_THREADS
+        }
+        for (Py_ssize_t k = 0; k < count * 4; k++) {
+            if (views[k].obj != NULL)
+                PyBuffer_Release(views + k);
+        }
+    }
+    free(regions);
+    free(views);
+    give_back(input, input_count);
+    if (status > 0)
+        return NULL;
+    if (status < 0)
+        return PyErr_NoMemory();
     Py_INCREF(Py_None);
     return Py_None;
 }

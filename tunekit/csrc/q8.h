@@ -50,25 +50,62 @@ typedef struct {
 enum { TK_Q8_MR_MAX = 64, TK_Q8_TOKSTEP_MAX = 64, TK_Q8_GROUPS_MAX = 16 };
 
 /*
- * y (T, N) = x (T, K) times the packed matrix (N, K), float32. x is quantised on the way; or x is
- * NULL and q (T, K), s (T, K / 32) are the activations. w and ws are the row's planes, N padded to
- * whole groups. K is a multiple of 32; with K = 0 the product is 0. y overlaps nothing else.
- * Runs in the floating-point environment of fpenv.h and restores the caller's.
- * Returns 0, or -1 where memory ran out (y is then unspecified).
+ * One matrix of a product: N rows of K, for tokens [t0, t1) of the product's T. Either w and ws, the row's planes,
+ * N padded to whole groups; or w is NULL and nib and e are the nibble and exponent planes of MXFP4, for which the row
+ * must have the two functions. y[t * ldy + n] is written for those tokens alone; y is the place of token 0.
+ * bias: N floats that are added to each token's outputs, after the fold, or NULL.
  */
+typedef struct {
+    const int8_t *w;
+    const float *ws;
+    const uint8_t *nib, *e;
+    const float *bias;
+    float *y;
+    int64_t ldy, N, t0, t1;
+} tk_q8_region;
+
+/*
+ * What this box's profile says of products (docs/team.md has each one's meaning). Plain numbers, set while nothing
+ * runs; a product copies them when it begins.
+ */
+typedef struct {
+    int64_t target_chunk_work, wake_work, q8_l2_budget, act_threshold;
+    int32_t q8_token_block, matmul_min_chunk_rows, matmul_min_chunk_rows_gemv;
+    int32_t q8_batch_chunks_per_job, q8_gemv_chunks_per_job;
+    int32_t gemv_lane_cap, batch_lane_cap, batch_grid_2d, gemv_wave_fill;
+} tk_q8_profile;
+
+extern tk_q8_profile tk_q8_box;
+
+/*
+ * Several matrices of one K times one set of activations, in one dispatch: x (T, K) float32, quantised on the way;
+ * or x is NULL and q (T, K), s (T, K / 32) are the activations. K is a multiple of 32; with K = 0 products are 0.
+ * Outputs overlap nothing else, and each other nowhere.
+ *
+ * As many lanes of the team as the work is worth; the bits depend on neither their number nor the chunks.
+ * A token block is outermost, then groups of rows that stay in the first cache, then tiles.
+ * Runs in the floating-point environment of fpenv.h and restores the caller's.
+ * Returns 0, or -1 where memory ran out (outputs are then unspecified).
+ */
+int tk_q8_regions(const tk_q8_row *row, const tk_q8_region *regions, int32_t count, const float *x, const int8_t *q,
+    const float *s, int64_t T, int64_t K);
+
+/* One matrix: y (T, N) = x (T, K) times the packed matrix (N, K). */
 int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
     const int8_t *w, const float *ws, int64_t T, int64_t N, int64_t K);
 
 /*
- * The same for MXFP4 weights: nib and e are the nibble and exponent planes of the row's layout. One
- * token, or a few, meet the nibbles themselves; for more, some groups at a time are expanded into scratch.
- * The row must have the two functions for it.
+ * The same for MXFP4 weights. One token, or a few, meet the nibbles themselves; for more, some groups at a time are
+ * expanded into the lane's scratch.
  */
 int tk_q8_mx4_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
     const uint8_t *nib, const uint8_t *e, int64_t T, int64_t N, int64_t K);
 
-/* q (T, K), s (T, K / 32) = the quantised x (T, K). Environment as above. */
+/* q (T, K), s (T, K / 32) = the quantised x (T, K). Environment and lanes as above. */
 void tk_q8_quantize(const tk_q8_row *row, int8_t *q, float *s, const float *x, int64_t T, int64_t K);
+
+/* Called once, when the core is loaded. */
+void tk_q8_load(void);
 
 /*
  * For the module's method table, all METH_FASTCALL:
@@ -79,6 +116,9 @@ void tk_q8_quantize(const tk_q8_row *row, int8_t *q, float *s, const float *x, i
  *   q8_mx4_matmul(row, y, x, nib, e, T, N, K) -> None
  *   q8_mx4_matmul_acts(row, y, q, s, nib, e, T, N, K) -> None
  *   q8_quantize(row, q, s, x, T, K) -> None
+ *   q8_regions(row, x | None, q | None, s | None, T, K, regions) -> None
+ *                    regions: a tuple of (y, first plane, second plane, bias | None, N, t0, t1, mx4: bool); y is
+ *                    (T, N), and one buffer may be the y of several regions whose tokens are apart
  * Buffers are C-contiguous, of the exact size; ValueError, TypeError or BufferError otherwise.
  */
 PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
@@ -87,6 +127,7 @@ PyObject *tk_q8_py_matmul_acts(PyObject *self, PyObject *const *args, Py_ssize_t
 PyObject *tk_q8_py_mx4_matmul(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *tk_q8_py_mx4_matmul_acts(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *tk_q8_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *tk_q8_py_regions(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
 #define TK_Q8_ROW_CAPSULE "tunekit._core.q8_row"
 

@@ -7,6 +7,7 @@
 >>> y = q8.matmul(x, m)             # (T, K) or (K,) float32 -> (T, N) or (N,) float32
 >>> a = q8.quantize(x)              # quantise once, multiply often
 >>> y = q8.matmul(a, m, out=y)
+>>> q, k, v = q8.matmul_many(x, [mq, mk, mv])   # one set of activations, one dispatch
 >>> q8.oracle.matmul(a, m)          # the executable specification, NumPy only; the same bits
 
 Importing chooses nothing: the first product decides which row runs, for the whole process.
@@ -16,10 +17,22 @@ from __future__ import annotations
 
 from tunekit import linking
 from tunekit.q8 import capi, oracle
+from tunekit.q8.fused import matmul_experts, matmul_many
 from tunekit.q8.matrix import Activations, Matrix, from_q8_0, pack
 from tunekit.q8.mx4 import from_mxfp4
 from tunekit.q8.product import matmul, quantize
 
 linking.offer(__name__, capi.capsule)  # for C: tunekit_q8.h
 
-__all__ = ["Activations", "Matrix", "from_mxfp4", "from_q8_0", "matmul", "oracle", "pack", "quantize"]
+__all__ = [
+    "Activations",
+    "Matrix",
+    "from_mxfp4",
+    "from_q8_0",
+    "matmul",
+    "matmul_experts",
+    "matmul_many",
+    "oracle",
+    "pack",
+    "quantize",
+]

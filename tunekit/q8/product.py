@@ -109,7 +109,7 @@ def quantize(x: NDArray[np.float32]) -> Activations:
     return Activations._of(codes, scales)
 
 
-def _output(out: Any, shape: tuple[int, ...], inputs: tuple[NDArray[Any], ...]) -> NDArray[np.float32]:
+def output(out: Any, shape: tuple[int, ...], inputs: tuple[NDArray[Any], ...]) -> NDArray[np.float32]:
     """Check ``out`` before anything is computed."""
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array of float32, not {type(out).__name__}")
@@ -165,7 +165,7 @@ def matmul(
         raise ValueError(f"x of shape {given} does not fit the matrix of shape {(n, k)}: {given[-1]} is not {k}")
     t = given[0] if len(given) == 2 else 1
     shape = (*given[:-1], n)
-    y = np.empty(shape, np.float32) if out is None else _output(out, shape, inputs)
+    y = np.empty(shape, np.float32) if out is None else output(out, shape, inputs)
     if not y.size:
         return y
     if not k:
