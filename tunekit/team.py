@@ -61,8 +61,8 @@ def profile() -> _profile.Profile:
             missing = f"TUNEKIT_BOX_PROFILE names {found.path}, which does not exist; the defaults apply"
             return _profile.Profile(found.path, problems=(missing,), found=False)
     elif not found.found:
-        site = _profile.load(paths.site_folder(box.key) / _profile.FILE, box)
-        return site if site.found else found
+        machine = (_profile.load(folder / _profile.FILE, box) for folder in paths.site_folders(box.key))
+        return next((site for site in machine if site.found), found)
     return found
 
 
