@@ -122,17 +122,19 @@ def test_the_header_is_strict_c_and_cpp(words: tuple[str, ...], tmp_path: Path) 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_the_program_that_embeds_it_runs(q8_cache: Path, tmp_path: Path) -> None:
-    libraries, name = Path(str(sysconfig.get_config_var("LIBDIR"))), str(sysconfig.get_config_var("LDLIBRARY"))
-    if not (libraries / name).is_file():
-        found = list(libraries.glob(f"*/{name}"))  # Debian keeps it in a folder named by the triple
-        if not found:
-            lacking("libpython (Debian and Ubuntu: apt-get install libpython3-dev)")
-        libraries = found[0].parent
+    name = str(sysconfig.get_config_var("LDLIBRARY"))
+    roots = [Path(str(sysconfig.get_config_var("LIBDIR"))), Path(sys.base_prefix) / "lib"]
+    # (Debian keeps it in a folder named by the triple.)
+    places = [path.parent for root in roots for path in (root / name, *root.glob(f"*/{name}")) if path.is_file()]
+    if not places:
+        lacking("libpython (Debian and Ubuntu: apt-get install libpython3-dev)")
+    libraries = places[0]
     program = tmp_path / "embed"
     library = re.sub(r"^lib|\.(so|a|dylib).*$", "", name)
     command = ["gcc", "-std=c99", "-O2", *STRICT, ROOT / "examples/embed_q8/embed.c", "-o", program, "-I", ROOT / "tunekit/csrc"]
-    command += ["-isystem", sysconfig.get_path("include"), f"-L{libraries}", f"-l{library}", f"-Wl,-rpath,{libraries}", "-lm", "-ldl", "-lpthread", "-lutil"]
+    command += ["-isystem", sysconfig.get_path("include"), f"-L{libraries}", f"-l{library}", f"-Wl,-rpath,{libraries}", "-Wl,--export-dynamic", "-lm", "-ldl", "-lpthread", "-lutil"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (made.returncode, made.stderr) == (0, "")
     printed = set()

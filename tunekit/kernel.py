@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -107,7 +108,7 @@ class Kernel:
     module: str = ""
     file: str = ""
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """``scope.kernel``: unique in a process."""
         return f"{self.scope.name}.{self.name}"

@@ -16,7 +16,9 @@ Pointers are ``restrict``, so an output that overlaps another argument is refuse
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,14 +154,23 @@ class Size:
         return None
 
     def value(self, scalars: Mapping[str, int]) -> int:
-        def walk(node: ast.expr) -> int:
-            if isinstance(node, ast.BinOp):
-                return _OPERATORS[type(node.op)](walk(node.left), walk(node.right))
-            if isinstance(node, ast.Name):
-                return scalars[node.id]
-            return int(node.value)  # type: ignore[attr-defined]  # check() let only whole numbers through
+        return _evaluator(self.text)(scalars)
 
-        return walk(ast.parse(self.text, mode="eval").body)
+
+@functools.lru_cache(maxsize=1024)
+def _evaluator(text: str) -> Callable[[Mapping[str, int]], int]:
+    """A size expression as a function of the scalars: it is read once, and evaluated at every call of a kernel."""
+
+    def build(node: ast.expr) -> Callable[[Mapping[str, int]], int]:
+        if isinstance(node, ast.BinOp):
+            combine, left, right = _OPERATORS[type(node.op)], build(node.left), build(node.right)
+            return lambda scalars: combine(left(scalars), right(scalars))
+        if isinstance(node, ast.Name):
+            return operator.itemgetter(node.id)
+        number = int(node.value)  # type: ignore[attr-defined]  # check() let only whole numbers through
+        return lambda scalars: number
+
+    return build(ast.parse(text, mode="eval").body)
 
 
 # --- signatures ------------------------------------------------------------------------------------------
@@ -174,11 +185,11 @@ class Parameter:
     direction: str | None = None
     sizes: tuple[Size, ...] = ()
 
-    @property
+    @functools.cached_property
     def is_pointer(self) -> bool:
         return self.direction is not None
 
-    @property
+    @functools.cached_property
     def writes(self) -> bool:
         return self.direction in ("Out", "InOut")
 
@@ -307,21 +318,29 @@ def _scalar(where: str, p: Parameter, value: Any) -> int | float:
         raise TypeError(f"{where}: {p.name} must be a number ({p.ctype}), not {type(value).__name__}") from None
 
 
-def _array(where: str, p: Parameter, value: Any) -> None:
+@functools.lru_cache(maxsize=16)
+def _numpy(name: str) -> tuple[Any, Any]:
+    """NumPy's array class, and one of its dtypes."""
     import numpy as np
 
-    if not isinstance(value, np.ndarray):
+    return np.ndarray, np.dtype(name)
+
+
+def _array(where: str, p: Parameter, value: Any) -> None:
+    ndarray, dtype = _numpy(p.ctype.dtype)
+    if not isinstance(value, ndarray):
         raise TypeError(f"{where}: {p.name} must be a NumPy array of {p.ctype.dtype}, not {type(value).__name__}")
-    if value.dtype != np.dtype(p.ctype.dtype):
+    if value.dtype is not dtype and value.dtype != dtype:
         raise TypeError(
             f"{where}: {p.name} must have dtype {p.ctype.dtype}, not {value.dtype}; "
             f"convert it with .astype(np.{p.ctype.dtype})"
         )
-    if not value.flags.c_contiguous:
+    flags = value.flags
+    if not flags.c_contiguous:
         raise ValueError(f"{where}: {p.name} must be C-contiguous; pass np.ascontiguousarray({p.name})")
-    if not value.flags.aligned:
+    if not flags.aligned:
         raise ValueError(f"{where}: {p.name} is not aligned to its elements; pass {p.name}.copy()")
-    if p.writes and not value.flags.writeable:
+    if p.writes and not flags.writeable:
         raise ValueError(f"{where}: {p.name} is an output and the array is read-only; pass a writeable one")
 
 
@@ -369,10 +388,9 @@ def check_call(where: str, signature: Signature, arguments: Sequence[Any]) -> li
         except ZeroDivisionError:
             sizes = ", ".join(s.text for s in p.sizes)
             raise ValueError(f"{where}: the shape ({sizes}) of {p.name} divides by zero with {scalars}") from None
-        total = 1
-        for extent in shape:
-            total *= extent
-        if min(shape) < 0 or (array.shape != shape and array.shape != (total,)):
+        if array.shape == shape:
+            continue
+        if min(shape) < 0 or array.shape != (math.prod(shape),):
             raise ValueError(
                 f"{where}: {p.name} must have shape ({', '.join(s.text for s in p.sizes)}) = {shape}, got {array.shape}"
             )
