@@ -2,8 +2,8 @@
 """The thread team: what an op costs, beside OpenMP (libgomp) and a pool on condition variables; and how products scale.
 
     python benchmarks/team.py overhead [--lanes N] [--json]
-    python benchmarks/team.py scaling [--json]
-    python benchmarks/team.py threshold [--json]
+    python benchmarks/team.py scaling [--pin] [--json]
+    python benchmarks/team.py threshold [--pin] [--json]
 
 ``overhead`` builds ``team_overhead.c`` with the core's own sources and runs it twice, with OpenMP's waiting active
 and at its default. ``scaling`` multiplies real models' shapes on 1 lane and on all of them, in turns: parallel
@@ -49,10 +49,14 @@ def overhead(lanes: int) -> dict[str, list[dict[str, object]]]:
         return found
 
 
-def best(candidates: dict[str, Callable[[], object]], calls: int, rounds: int = 25) -> dict[str, float]:
-    """Seconds a call in each candidate's best window; they take turns."""
+def best(candidates: dict[str, Callable[[], object]], calls: int, seconds: float = 1.2) -> dict[str, float]:
+    """Seconds a call in each candidate's best window; they take turns for so long, and for five rounds at least.
+
+    Windows are short, so that on a shared box some of them are left alone. A call before each wakes the workers.
+    """
     found = dict.fromkeys(candidates, float("inf"))
-    for number in range(rounds + 1):
+    end, number = time.perf_counter() + seconds, 0
+    while number < 6 or time.perf_counter() < end:
         for name, run in candidates.items():
             run()
             start = time.perf_counter()
@@ -60,7 +64,22 @@ def best(candidates: dict[str, Callable[[], object]], calls: int, rounds: int = 
                 run()
             if number:
                 found[name] = min(found[name], (time.perf_counter() - start) / calls)
+        number += 1
     return found
+
+
+def pin(lanes: int) -> None:
+    """A CPU for each lane. On a box where others run, the kernel may put two lanes on one CPU and leave them there."""
+    own, cpus = core(), sorted(os.sched_getaffinity(0))
+    own.set_knob("pretend_lanes", lanes)
+    own.team_empty(lanes, lanes, 1, 1)
+    os.sched_setaffinity(0, cpus[:1])
+    time.sleep(0.02)
+    own.team_empty(lanes, lanes, 1, 1)  # the team moves its workers to the caller's CPU; now each goes to its own
+    tasks = [int(folder.name) for folder in Path("/proc/self/task").iterdir()]
+    ours = [t for t in tasks if Path(f"/proc/self/task/{t}/comm").read_text().strip() == "tunekit"]
+    for task, cpu in zip(sorted(ours), cpus[1:], strict=False):
+        os.sched_setaffinity(task, {cpu})
 
 
 class Product:
@@ -86,13 +105,12 @@ SHAPES = (("135M qo", 576, 576), ("135M w13", 576, 1536), ("135M w2", 1536, 576)
           ("1B qo", 2048, 2048), ("1B w13", 2048, 8192), ("1B w2", 8192, 2048))  # fmt: skip
 
 
-def scaling() -> list[dict[str, object]]:
-    lanes = tunekit.lanes()
+def scaling(lanes: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for name, k, n in SHAPES:
         for t in (1, 4, 16, 64, 512):
             product = Product(t, k, n)
-            times = best({"one": product.on(1), "all": product.on(0)}, max(1, int(5e7 / product.macs)))
+            times = best({"one": product.on(1), "all": product.on(0)}, max(1, int(3e7 / product.macs)))
             speedup = times["one"] / times["all"]
             rows.append({"shape": name, "k": k, "n": n, "t": t, "mmacs": product.macs / 1e6, "lanes": lanes,
                          "one_gmacs": product.macs / times["one"] / 1e9, "all_gmacs": product.macs / times["all"] / 1e9,
@@ -108,7 +126,7 @@ def threshold() -> list[dict[str, object]]:
         n = max(16, int(part * 2 * target / 512 / 4))
         product = Product(4, 512, n)
         runs = {"one": product.on(1), "dispatched": product.on(0)}
-        times = best(runs, max(1, int(1e7 / product.macs)))
+        times = best(runs, max(1, int(1e7 / product.macs)), 0.6)
         paused: dict[str, list[float]] = {"one": [], "dispatched": []}
         for _ in range(30):
             for name, run in runs.items():
@@ -134,10 +152,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("what", choices=("overhead", "scaling", "threshold"))
     parser.add_argument("--lanes", type=int, default=max(2, tunekit.lanes()))
+    parser.add_argument("--pin", action="store_true", help="a CPU for each lane (scaling and threshold)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     q8.quantize(np.ones((1, 32), np.float32))
-    result = {"overhead": lambda: overhead(options.lanes), "scaling": scaling, "threshold": threshold}[options.what]()
+    if options.pin:
+        pin(options.lanes)
+    result = {"overhead": lambda: overhead(options.lanes), "scaling": lambda: scaling(options.lanes),
+              "threshold": threshold}[options.what]()  # fmt: skip
     if options.json:
         print(json.dumps(result, indent=1))
     elif isinstance(result, dict):

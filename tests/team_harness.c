@@ -163,6 +163,20 @@ static int forked_child_works(void)
     return made > 0; /* its own workers */
 }
 
+typedef struct {
+    pthread_t caller;
+    atomic_int of_caller, of_others;
+} shares;
+
+static void slow_caller(void *context, int32_t chunk)
+{
+    shares *const s = context;
+    (void)chunk;
+    const int caller = pthread_equal(pthread_self(), s->caller);
+    atomic_fetch_add(caller ? &s->of_caller : &s->of_others, 1);
+    usleep(caller ? 50000 : 1000);
+}
+
 int main(int argc, char **argv)
 {
     const char *const mode = argc > 1 ? argv[1] : "";
@@ -218,6 +232,12 @@ int main(int argc, char **argv)
         sigset_t mine;
         pthread_sigmask(SIG_BLOCK, NULL, &mine);
         CHECK(!sigismember(&mine, SIGTERM));
+    } else if (strcmp(mode, "slow") == 0) {
+        /* A lane that is fifty times as slow gets few of the chunks. */
+        shares s = {.caller = pthread_self()};
+        const tk_stage stage = {slow_caller, NULL, &s, 60};
+        tk_team_run(&stage, 1, 3, 1);
+        CHECK(s.of_caller + s.of_others == 60 && s.of_caller < 20);
     } else if (strcmp(mode, "fork") == 0) {
         for (int i = 0; i < rounds; i++) {
             const int first = i % 2; /* before and after the parent's first use, and between its ops */

@@ -30,6 +30,7 @@ from conftest import lacking
 from emulate import machine
 from emulate.rows import KERNEL, Object, bind, failures, mutant
 
+import tunekit
 from tunekit.cpu import this_features
 from tunekit.cpu.features import implied
 from tunekit.q8 import fixtures, grid, oracle, product
@@ -53,6 +54,13 @@ def _name(item: Object) -> str:
 OBJECTS = _objects()
 AMX = [item for item in OBJECTS if item[0]["dot"] == "amx_int8"]
 VECTOR = [item for item in OBJECTS if item[0]["dot"] != "amx_int8"]
+
+
+@pytest.fixture(autouse=True)
+def one_lane() -> Iterator[None]:
+    """What is counted is counted of one thread."""
+    with tunekit.threads(1):
+        yield
 
 
 @pytest.fixture

@@ -104,6 +104,23 @@ def test_a_whole_run() -> None:
     assert RunRecord.from_json(house.last).kernels["gemm"] == kernel
 
 
+def test_rows_race_on_one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tunekit
+
+    seen: list[int] = []
+    race = tuner.race.race
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        seen.append(tunekit.lanes())
+        return race(*arguments, **named)
+
+    monkeypatch.setattr(tuner.race, "race", watched)
+    box = SimulatedBox(1)
+    before = tunekit.lanes()
+    assert run(toy(box), box)[0] == 0
+    assert seen == [1, 1, 1] and tunekit.lanes() == before
+
+
 def test_a_second_run_keeps_the_incumbent_and_fresh_forgets_it() -> None:
     box = SimulatedBox(2, noise=0.005)
     house = toy(box, {"k4": FakeRow("k4", times(0.81e-3))})

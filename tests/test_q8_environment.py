@@ -69,6 +69,30 @@ def test_a_callers_flush_to_zero_changes_nothing(bend: Path, rows: str) -> None:
     assert done.stdout.split() == ["True", "True", "True"], done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_callers_flush_to_zero_changes_nothing_on_many_lanes(bend: Path, when: str) -> None:
+    """A new thread inherits its maker's control word: workers that are made before and after the caller bends its own."""
+    code = (
+        "import ctypes, numpy as np\n"
+        "from tunekit import q8, team\nfrom tunekit.core import core\n"
+        "rng = np.random.default_rng(3)\n"
+        "m = q8.Matrix(rng.integers(-127, 128, (300, 96)).astype(np.int8), np.full((300, 3), 6e-8, np.float32))\n"
+        "x = (rng.standard_normal((40, 96)) * 1e-33).astype(np.float32)\n"
+        "a = q8.quantize(x); want = q8.oracle.matmul(a, m)\n"
+        "assert np.any((want != 0) & (np.abs(want) < 2.0**-126))\n"
+        f"lib = ctypes.CDLL({str(bend)!r}); own = core(); own.set_knob('team_prof', 1)\n"
+        "for name, value in (('target_chunk_work', 1), ('wake_work', 0), ('pretend_lanes', 4)): own.set_knob(name, value)\n"
+        "START\n"
+        "lib.bend(); before = lib.control()\n"
+        "same = all(q8.matmul(x, m).tobytes() == want.tobytes() for _ in range(50))\n"
+        "print(same, before == lib.control(), own.team_workers()[0], own.team_counts(False)['ops'] >= 50)\n"
+    ).replace("START", "q8.matmul(x, m)" if when == "after" else "pass")
+    done = run_python(code)
+    if product.native() is None:
+        pytest.skip("nothing native is built here")
+    assert done.stdout.split() == ["True", "True", "3", "True"], done.stdout + done.stderr
+
+
 def problem(seed: int, n: int = 70, k: int = 352, t: int = 13) -> tuple[q8.Matrix, np.ndarray, bytes]:
     rng = np.random.default_rng(seed)
     m = q8.pack(rng.standard_normal((n, k), dtype=np.float32))

@@ -71,6 +71,7 @@ def run(program: Path, mode: str, rounds: int, timeout: float = 100) -> str:
         ("none", 500),
         ("few", 2000),
         ("signals", 1),
+        ("slow", 1),
         ("fork", 60),
         ("forks", 20000),
         ("bad", 1),

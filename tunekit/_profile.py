@@ -57,7 +57,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("q8_gemv_chunks_per_job", 1, 1, 64, "by hand", "the same for one token"),
     Knob("q8_token_block", 128, 1, 65536, "token ladder", "tokens that meet a group of rows before the next, at most"),
     Knob("q8_l2_budget", 4 << 20, 1 << 10, 1 << 40, "token ladder", "bytes of prepared activations in such a block"),
-    Knob("act_threshold", 100_000, 1, 1 << 40, "by hand", "activations that are worth a chunk of quantising"),
+    Knob("act_threshold", 16_384, 1, 1 << 40, "by hand", "activations that are worth a chunk of quantising"),
     Knob("team_spin_us", 2000, 0, 10_000_000, "by hand", "microseconds that an idle worker watches before it parks"),
     Knob("team_join_poll", 2000, 0, 1 << 30, "by hand",
          "rounds that a lane polls for the others before it yields its CPU"),

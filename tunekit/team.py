@@ -212,7 +212,6 @@ def forget() -> None:
     global _own_limit
     with _lock:
         _started.clear()
-        _limits.clear()
         _own_limit = -1
     own = core()
     if own is not None:
@@ -221,4 +220,6 @@ def forget() -> None:
                 own.set_knob(knob.name, knob.default)
         own.set_knob("ceiling", 0)
         own.set_knob("team_prof", 0)
+        with _lock:
+            _limit(own)  # blocks that are in force stay so
     atexit.unregister(_print_counts)

@@ -28,6 +28,7 @@ from tunekit.measure.fixtures import EVERYTHING, BoundRow, Fixtures, Regime, che
 from tunekit.measure.race import Deadline
 from tunekit.measure.record import KernelRecord, RegimeRecord, RowRecord, RunRecord, merge
 from tunekit.rows import REFERENCE
+from tunekit.team import threads
 
 DONE, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -709,7 +710,8 @@ class _Run:
             # The primary's share is double: on it everything else rests.
             weights = len(regimes) - done + (1 if done == 0 else 0)
             share = deadline.share((2 if done == 0 else 1) / weights)
-            with self.stages.timed(f"race {regime.name}"):
+            # On one lane: a race ranks kernels, and other lanes would bring their neighbours' noise into it.
+            with self.stages.timed(f"race {regime.name}"), threads(1):
                 result = self.race_one(found, regime, share, standings, picked, incumbent, args, chooses)
             for suffix, reason in result.failed.items():
                 name = suffix.removesuffix(race.TWIN)
