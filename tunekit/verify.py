@@ -494,14 +494,14 @@ def execution(
         known = load_objects(*arguments)[0]
         _run_gates(arguments, [name for name in names if name in known], NATIVE, names, in_process, say)
         lacking: dict[str, str] = {}  # objects that could be emulated, and why they were not
-        for how, features, problem in [] if in_process else _emulators():
+        for how, features, problem in [] if in_process else _emulators(kernel):
             wanted = [n for n, x in names.items() if not x.how and x.features and implied(x.features) <= features]
             for way in dict.fromkeys(_way(how, names[name]) for name in wanted):
                 chosen = [name for name in wanted if _way(how, names[name]) == way]
                 if problem is None:
                     _run_gates((*arguments, str(find_emulator()), way), chosen, way, names, False, say)
                 else:
-                    lacking.update(dict.fromkeys(chosen, f"{way} could run it, and is not here: {problem}"))
+                    lacking.update(dict.fromkeys(chosen, f"{way} cannot run it here: {problem}"))
         for name, item in names.items():
             if not item.how:
                 item.reason = lacking.get(name, "")
@@ -513,7 +513,7 @@ def execution(
     return found
 
 
-def _emulators() -> list[tuple[str, frozenset[str], str | None]]:
+def _emulators(kernel: Kernel) -> list[tuple[str, frozenset[str], str | None]]:
     """The emulators of a checkout, simplest first: name, the features that rows have with it, why it is not here."""
     folder = find_emulator()
     if folder is None or this_cpu().arch != "x86_64":
@@ -522,7 +522,7 @@ def _emulators() -> list[tuple[str, frozenset[str], str | None]]:
     machine = importlib.import_module("emulate.machine")
     trapped = _own() | implied(tool.EMULATED)
     no_trap = tool.why_not()
-    return [(TRAPPED, trapped, no_trap), (MACHINE, trapped | machine.FEATURES, machine.why_not() or no_trap)]
+    return [(TRAPPED, trapped, no_trap), (MACHINE, trapped | machine.FEATURES, machine.why_not() or no_trap or machine.cannot_call(kernel))]
 
 
 def _way(how: str, item: Executed) -> str:

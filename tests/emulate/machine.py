@@ -291,11 +291,18 @@ def fault() -> MachineFault | None:
     return found
 
 
+def cannot_call(kernel: Any) -> str | None:
+    """Why functions of a kernel cannot be called in the machine, or None: it fills integer registers alone."""
+    for name, signature in kernel.functions:
+        scalars = [p.ctype for p in signature.parameters if not p.is_pointer]
+        if not all(c.is_integer for c in (*scalars, *filter(None, [signature.returns]))):
+            return f"{name} has floating-point arguments or results, which the machine does not pass"
+    return None
+
+
 def _ctype(parameter: Parameter) -> Any:
     if parameter.is_pointer:
         return ctypes.c_void_p
-    if not parameter.ctype.is_integer:
-        raise TypeError(f"{parameter.name}: a {parameter.ctype} is passed in a vector register, which is not done here")
     return getattr(ctypes, f"c_{parameter.ctype.dtype}")
 
 
