@@ -522,7 +522,8 @@ def _emulators(kernel: Kernel) -> list[tuple[str, frozenset[str], str | None]]:
     machine = importlib.import_module("emulate.machine")
     trapped = _own() | implied(tool.EMULATED)
     no_trap = tool.why_not()
-    return [(TRAPPED, trapped, no_trap), (MACHINE, trapped | machine.FEATURES, machine.why_not() or no_trap or machine.cannot_call(kernel))]
+    no_machine = machine.why_not() or no_trap or machine.cannot_call(kernel)
+    return [(TRAPPED, trapped, no_trap), (MACHINE, trapped | machine.FEATURES, no_machine)]
 
 
 def _way(how: str, item: Executed) -> str:
