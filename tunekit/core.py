@@ -62,11 +62,19 @@ def adopt(path: Path) -> None:
 
 
 def core() -> Any:
-    """The core module, or None where none is built. Found once per process."""
+    """The core module, or None where none is built. Found once per process.
+
+    Raises:
+        RuntimeError: this is a sub-interpreter.
+    """
     if not _found:
         try:
             _found.append(importlib.import_module("tunekit._core"))
-        except ImportError:
+        except ImportError as error:
+            if "subinterpreter" in str(error):  # one with a lock of its own: CPython refuses before the core can
+                raise RuntimeError(
+                    f"tunekit works in the main interpreter alone ({error}); run it there, or in a process of its own"
+                ) from error
             _found.append(_from_cache())
     return _found[0]
 
