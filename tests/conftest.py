@@ -26,9 +26,10 @@ TOGETHER = {"test_aarch64.py", "test_emission.py"}
 
 def pytest_configure() -> None:
     """Have signals as a terminal gives them: a shell's ``&`` and ``nohup`` leave some ignored, and children inherit that."""
-    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL, signal.SIGQUIT: signal.SIG_DFL}
+    for number, handler in usual.items():
         if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, usual)
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -261,6 +261,7 @@ static void none(void)
 }
 int main(void)
 {
+    tk_q8_load();
     static float y[300 * 97], x[300 * 64], ws[128 * 2];
     static int8_t w[128 * 64];
     tk_q8_row row;
@@ -285,14 +286,14 @@ def test_scratch_sized_for_the_smallest_group(tmp_path: Path) -> None:
         pytest.skip("no compiler, or no sources beside the package")
     (tmp_path / "driver.c").write_text(_DRIVER, encoding="utf-8")
     text = (sources / "q8.c").read_text(encoding="utf-8").partition("/* ---- Python")[0]  # no libpython is linked
-    wrong, found = re.subn(r"widest \* mr \*", "widest * 4 *", text)
+    wrong, found = re.subn(r"o->block \* o->row->mr \*", "o->block * 4 *", text)
     assert found
     statuses = []
     for name, source in (("right", text), ("wrong", wrong)):
         (tmp_path / f"{name}.c").write_text(source, encoding="utf-8")
         command = [
             compiler, "-O1", "-w", "-std=c11", "-fsanitize=address", "-pthread", f"-I{sources}",
-            f"-I{sysconfig.get_path('include')}", f"{name}.c", "driver.c", "-o", name,
+            f"-I{sysconfig.get_path('include')}", f"{name}.c", "driver.c", str(sources / "team.c"), str(sources / "shape.c"), "-o", name,
         ]  # fmt: skip
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         if done.returncode:
