@@ -145,3 +145,26 @@ def test_every_bad_file_is_kept(tmp_path: Path) -> None:
         _manifest.save(path, {"toy": "k1"})
     kept = [(tmp_path / f"x.tune.json.bad{number}").read_text() for number in ("", "2", "3")]
     assert kept == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("error", [OSError(37, "No locks available"), NotImplementedError("no flock here")])
+def test_a_turn_without_a_lock_is_said_and_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    import filelock
+
+    def refuse(*arguments: Any, **named: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    said: list[object] = []
+    with _manifest.turn(tmp_path / "lock", lambda: False, lambda: said.append("waiting"), said.append) as got:
+        assert got
+    assert said == [error]
+
+
+def test_a_turn_that_another_has_is_waited_for_and_given_up(tmp_path: Path) -> None:
+    said: list[object] = []
+    with _manifest.turn(tmp_path / "lock", lambda: False, lambda: said.append("waiting"), said.append) as first:
+        with _manifest.turn(tmp_path / "lock", lambda: True, lambda: said.append("waiting"), said.append) as second:
+            assert (first, second, said) == (True, False, ["waiting"])
+    with _manifest.turn(tmp_path / "lock", lambda: False, lambda: said.append("waiting"), said.append) as third:
+        assert third and said == ["waiting"]

@@ -13,7 +13,8 @@ import glob
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,47 @@ def locked(path: Path) -> Iterator[None]:
         raise ManifestError(
             f"cannot write {path}: {error.strerror or error}; set TUNEKIT_HOME to a folder that can be written to"
         ) from error
+
+
+@contextlib.contextmanager
+def turn(
+    path: Path, over: Callable[[], bool], waiting: Callable[[], object], without: Callable[[Exception], object]
+) -> Iterator[bool]:
+    """Take turns at what one process should do at a time; False where the turn did not come until ``over()``.
+
+    Args:
+        path: the lock file.
+        over: whether to give up.
+        waiting: called once, where another process has the turn.
+        without: called with the reason where no lock can be had: the work goes on without one.
+    """
+    import filelock
+
+    lock: filelock.BaseFileLock | None = None
+    told, got = False, True
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(str(path))
+        while True:
+            try:
+                lock.acquire(timeout=0)
+                break
+            except filelock.Timeout:
+                if not told:
+                    waiting()
+                    told = True
+                if over():
+                    lock, got = None, False
+                    break
+                time.sleep(0.1)  # in slices, so that a signal is obeyed at once
+    except (OSError, NotImplementedError) as error:
+        without(error)
+        lock = None
+    try:
+        yield got
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def _sweep(path: Path) -> None:

@@ -469,32 +469,16 @@ def _run(words: Sequence[str], variables: Mapping[str, str], limit: float | None
     return f"ended with status {status}" if status else None
 
 
-@contextlib.contextmanager
-def _alone(scope: str, limit: float | None) -> Iterator[bool]:
+def _alone(scope: str, limit: float | None) -> contextlib.AbstractContextManager[bool]:
     """Keep other applications from tuning a scope meanwhile; False where another was at it until the time limit."""
-    import filelock
-
-    lock = filelock.FileLock(str(_manifest.user_path(scope).with_name(f".{scope}.policy.lock")))
-    start, told = time.monotonic(), False
-    while True:
-        try:
-            lock.acquire(timeout=0)
-            break
-        except (OSError, NotImplementedError) as error:
-            if not isinstance(error, filelock.Timeout):
-                yield True  # a file system without locks: both tune, and the file of either is whole
-                return
-            if not told:
-                _say(f"another application is tuning scope {scope} on this box: waiting for its winners")
-                told = True
-            if limit is not None and time.monotonic() - start > limit:
-                yield False
-                return
-            time.sleep(0.1)  # in slices, so that a signal is obeyed at once
-    try:
-        yield True
-    finally:
-        lock.release()
+    start = time.monotonic()
+    return _manifest.turn(
+        _manifest.user_path(scope).with_name(f".{scope}.policy.lock"),
+        lambda: limit is not None and time.monotonic() - start > limit,
+        lambda: _say(f"another application is tuning scope {scope} on this box: waiting for its winners"),
+        # Both tune then, and the file of either is whole.
+        lambda error: _say(f"scope {scope}: no lock could be taken against other applications that tune it ({error})"),
+    )
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:

@@ -118,40 +118,23 @@ class House:
 
         Two that measure at once measure each other. Where no lock file can be had, the run goes on without one.
         """
-        import filelock
-
-        from tunekit import paths
+        from tunekit import _manifest, paths
         from tunekit.cpu import this_box
 
-        lock: filelock.BaseFileLock | None = None
-        try:
-            # Homes are shared between machines of one kind: the machine's name keeps them out of each other's way.
-            host = "".join(c if c.isalnum() else "-" for c in platform.node())[:64]
-            folder = paths.state_root()
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(str(folder / f".{this_box().key}.{host}.retune.lock"))
-            waiting = False
-            while True:
-                try:
-                    lock.acquire(timeout=0)
-                    break
-                except filelock.Timeout:
-                    if not waiting:
-                        tell("another retune is at work on this box: waiting for its end, since two would disturb both")
-                        waiting = True
-                    if deadline.over():
-                        lock = None
-                        break
-                    time.sleep(min(0.2, deadline.left()))  # in slices, so that a signal is obeyed at once
-            got = lock is not None
-        except (OSError, NotImplementedError, TunekitError) as error:
+        def without(error: Exception) -> None:
             tell(f"no lock could be taken against other retunes of this box ({error}); run one at a time")
-            lock, got = None, True
+
+        # Homes are shared between machines of one kind: the machine's name keeps them out of each other's way.
+        host = "".join(c if c.isalnum() else "-" for c in platform.node())[:64]
         try:
+            path = paths.state_root() / f".{this_box().key}.{host}.retune.lock"
+        except TunekitError as error:
+            without(error)
+            yield True
+            return
+        told = "another retune is at work on this box: waiting for its end, since two would disturb both"
+        with _manifest.turn(path, deadline.over, lambda: tell(told), without) as got:
             yield got
-        finally:
-            if lock is not None:
-                lock.release()
 
     def unbuilt(self, kernel: Kernel, suffix: str) -> bool:
         """Whether a row is in the grid and could run here, and only its built object is missing."""
