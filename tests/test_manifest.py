@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -163,8 +164,11 @@ def test_a_turn_without_a_lock_is_said_and_taken(tmp_path: Path, monkeypatch: py
 
 def test_a_turn_that_another_has_is_waited_for_and_given_up(tmp_path: Path) -> None:
     said: list[object] = []
-    with _manifest.turn(tmp_path / "lock", lambda: False, lambda: said.append("waiting"), said.append) as first:
-        with _manifest.turn(tmp_path / "lock", lambda: True, lambda: said.append("waiting"), said.append) as second:
-            assert (first, second, said) == (True, False, ["waiting"])
-    with _manifest.turn(tmp_path / "lock", lambda: False, lambda: said.append("waiting"), said.append) as third:
+
+    def turn(over: bool) -> contextlib.AbstractContextManager[bool]:
+        return _manifest.turn(tmp_path / "lock", lambda: over, lambda: said.append("waiting"), said.append)
+
+    with turn(over=False) as first, turn(over=True) as second:
+        assert (first, second, said) == (True, False, ["waiting"])
+    with turn(over=False) as third:
         assert third and said == ["waiting"]
