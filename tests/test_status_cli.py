@@ -352,3 +352,20 @@ def test_two_packages_of_one_scope_are_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(metadata, "entry_points", lambda group: points)
     with pytest.warns(tk.TunekitWarning, match=r"declare the scope 'shared': one \(one.kernels\) and two \(two.kernels\); they would share one manifest"):
         assert dispatch.installed_scopes()["shared"] == "one.kernels"
+
+
+def test_verdicts_that_cannot_be_kept_are_printed_all_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tunekit import verify
+
+    def full(*arguments: Any) -> None:
+        raise tk.ManifestError("no space left")
+
+    monkeypatch.setattr(_proofs, "save", full)
+    item = verify.Executed("toyscope.toy", "k1", "x86_64", (), "this CPU", "passed")
+    monkeypatch.setattr(verify, "execution", lambda *arguments: [item])
+    status, out, err = run(capsys, "verify", "--execution", "--scope", "toyscope")
+    assert status == 0
+    assert "1 passed, 0 failed, 0 unproven" in out
+    assert err == "tunekit: the status will not show what was proven: no space left\n"

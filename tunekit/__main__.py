@@ -20,7 +20,7 @@ from typing import Any
 from tunekit import _manifest, _policy, _proofs, _status, _templates, core, cpu, dispatch, linking, manifests, paths
 from tunekit.console import Console, seconds, table
 from tunekit.environment import environment_table, settings
-from tunekit.errors import ToolchainError, TunekitError
+from tunekit.errors import ManifestError, ToolchainError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.rows import REFERENCE
 
@@ -304,6 +304,7 @@ def _verify_command(options: argparse.Namespace) -> int:
     both = not options.emission and not options.execution
     console = Console(quiet=options.quiet)
     answer: dict[str, Any] = {}
+    executed: list[verify.Executed] = []
     failed = False
 
     def progress(done: int, total: int, label: str) -> None:
@@ -321,9 +322,6 @@ def _verify_command(options: argparse.Namespace) -> int:
             executed = verify.execution(kernels, options.row, options.also, options.in_process, progress)
             console.clear()
             failed = failed or any(item.state == "failed" for item in executed)
-            if not options.in_process:  # else another Python asks, and keeps the answers
-                for kernel in kernels:
-                    _proofs.save(kernel, [item for item in executed if item.kernel == kernel.key])
             answer["execution"] = {"objects": [vars(item) for item in executed]}
             if not options.json:
                 print("\n".join(verify.execution_table(executed)))
@@ -331,6 +329,12 @@ def _verify_command(options: argparse.Namespace) -> int:
         console.clear()
     if options.json:
         _print_json(answer)
+    if executed and not options.in_process:  # else another Python asks, and keeps the answers
+        try:
+            for kernel in kernels:
+                _proofs.save(kernel, [item for item in executed if item.kernel == kernel.key])
+        except ManifestError as error:  # the verdicts are printed, and their loss is no verdict
+            console.complain(f"tunekit: the status will not show what was proven: {error}")
     return 1 if failed else 0
 
 
