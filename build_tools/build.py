@@ -124,7 +124,7 @@ def build_into(
         folder: where the module goes, beside the declaring file.
         scratch: where objects are kept between builds.
         kind: ``fat``, ``grid``, ``reference-only`` or ``standalone``.
-        winners: ``scope.kernel`` to the row that a standalone build ships beside the fallback chain.
+        winners: ``scope.kernel`` and ``scope.seat`` to rows that a standalone build ships beside the fallback chain.
 
     Raises:
         ToolchainError, TemplateError.
@@ -136,9 +136,9 @@ def build_into(
     wanted = _wanted(kernels, kind)
     for kernel in kernels:
         own = wanted[kernel.key]
-        suffix = (winners or {}).get(kernel.key, REFERENCE)
-        if own is not None and suffix != REFERENCE:
-            wanted[kernel.key] = [*own, suffix]
+        ships = [(winners or {}).get(f"{kernel.scope.name}.{name}", REFERENCE) for name in (kernel.name, *kernel.seats)]
+        if own is not None:
+            wanted[kernel.key] = [*own, *(suffix for suffix in ships if suffix != REFERENCE)]
     return _build(runner, toolchain, kernels, kind, wanted, True, folder, scratch, progress)
 
 

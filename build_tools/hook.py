@@ -325,7 +325,7 @@ def _leave_report(
 
 
 def _winners(kernels: Sequence[Kernel]) -> dict[str, str]:
-    """``scope.kernel`` to the row that the manifests of this box name: what a standalone build ships."""
+    """``scope.kernel`` and ``scope.seat`` to the rows that this box's manifests name: what a standalone build ships."""
     found = {}
     for kernel in kernels:
         for layer in _manifest.layers(kernel.scope.name):
@@ -336,6 +336,9 @@ def _winners(kernels: Sequence[Kernel]) -> dict[str, str]:
             print(f"tunekit: {kernel.key}: the manifest names {suffix!r}, which is no row", file=sys.stderr, flush=True)
         elif suffix is not None:
             found[kernel.key] = suffix
+            for seat, name in _manifest.seats_get(kernel).items():
+                if kernel.knows(name):  # choosing asks the rest, as it does of the kernel's
+                    found[f"{kernel.scope.name}.{seat}"] = name
         ships = f"ships {found[kernel.key]}" if kernel.key in found else "no manifest entry: ships the fallback chain"
         print(f"tunekit: {kernel.key}: {ships}", flush=True)
     return found

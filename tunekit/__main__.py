@@ -22,7 +22,6 @@ from tunekit.console import Console, seconds, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ManifestError, ToolchainError, TunekitError
 from tunekit.kernel import Kernel
-from tunekit.rows import REFERENCE
 
 
 def _families(options: argparse.Namespace) -> None:
@@ -56,14 +55,18 @@ def _status_command(options: argparse.Namespace) -> int:
     print(f"box: {box.key}")
     tuned = sum(row.source == "manifest" for row in rows)
     print(f"{tuned}/{len(rows)} kernels tuned for this box\n")
-    cells = [[f"{r.scope}.{r.kernel}", r.suffix, r.source, r.tier, r.reason] for r in rows]
+    cells = []
+    for r in rows:
+        cells.append([f"{r.scope}.{r.kernel}", r.suffix, r.source, r.tier, r.reason])
+        cells += [[f"{r.scope}.{n}", s["suffix"], s["source"], r.tier, s["reason"]] for n, s in r.seats.items()]
     print("\n".join(table(["kernel", "row", "source", "tier", "why"], cells)))
     for row in rows:
         for field in row.stale:
             print(f"stale: {row.scope}.{row.kernel}: {field}")
     for scope, kind in dict.fromkeys((row.scope, row.frozen) for row in rows if row.frozen):
         print(f"frozen: {scope} is a {kind} build: policy, --tune and retune do nothing here")
-    for note in [*_changed_templates(kernels), *_lost_pins()]:
+    unseated = [f"{r.scope}.{n} follows the row of {r.kernel}: {why}" for r in rows for n, why in r.unseated.items()]
+    for note in [*unseated, *_changed_templates(kernels), *_lost_pins()]:
         print(f"note: {note}")
     for file in dict.fromkeys(r.manifest for r in rows if r.manifest):
         exists = Path(file).exists()
@@ -93,7 +96,8 @@ def _changed_templates(kernels: Sequence[Kernel]) -> list[str]:
 def _lost_pins() -> list[str]:
     """A sentence for each pin that names no kernel of an installed family."""
     dispatch.declare_installed()
-    known = {name for kernel in dispatch.kernels() for name in (kernel.name, kernel.key)}
+    names = [(k.scope.name, name) for k in dispatch.kernels() for name in (k.name, *k.seats)]
+    known = {spelt for scope, name in names for spelt in (name, f"{scope}.{name}")}
     return [f"TUNEKIT_PIN names {name!r}, which is no kernel here" for name, _ in settings().pin if name not in known]
 
 
@@ -219,11 +223,7 @@ def _build_command(options: argparse.Namespace) -> int:
 
 def _winners(unit: Sequence[Kernel]) -> dict[str, list[str]]:
     """The rows that the manifests name for a unit's kernels, less those that no one could build."""
-    named = {
-        kernel: dict.fromkeys(m.entry(kernel) or REFERENCE for m in _manifest.layers(kernel.scope.name))
-        for kernel in unit
-    }
-    found = {kernel.key: [s for s in suffixes if kernel.row(s) is not None] for kernel, suffixes in named.items()}
+    found = {kernel.key: _manifest.named_rows(kernel) for kernel in unit}
     return {key: suffixes for key, suffixes in found.items() if suffixes}
 
 

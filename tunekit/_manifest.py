@@ -62,15 +62,19 @@ class Manifest:
         kind = "application manifest" if self.origin == "application" else "manifest"
         return f"{kind} {self.path}" if self.path else "the manifest"
 
-    def entry(self, kernel: Kernel) -> str | None:
-        """The suffix for a kernel: under ``scope.kernel`` where that is spelt out, else under its name."""
-        return self.entries.get(kernel.key, None if kernel.key in self.faults else self.entries.get(kernel.name))
+    def entry(self, kernel: Kernel, seat: str = "") -> str | None:
+        """The suffix for a kernel, or for a seat of it: under ``scope.name`` where that is spelt out, else its name."""
+        name = seat or kernel.name
+        key = f"{kernel.scope.name}.{name}"
+        return self.entries.get(key, None if key in self.faults else self.entries.get(name))
 
-    def fault(self, kernel: Kernel) -> str | None:
-        """What is wrong with a kernel's entry, or None."""
-        if kernel.key in self.entries:
+    def fault(self, kernel: Kernel, seat: str = "") -> str | None:
+        """What is wrong with the entry of a kernel or a seat, or None."""
+        name = seat or kernel.name
+        key = f"{kernel.scope.name}.{name}"
+        if key in self.entries:
             return None
-        found = [name for name in (kernel.key, kernel.name) if name in self.faults]
+        found = [one for one in (key, name) if one in self.faults]
         return f"entry {found[0]!r}: {self.faults[found[0]]}" if found else None
 
 
@@ -327,8 +331,8 @@ def _sweep(path: Path) -> None:
                 left.unlink()
 
 
-def save(path: Path, entries: Mapping[str, str], record: Mapping[str, Any] | None = None) -> None:
-    """Merge entries into a manifest file and, with them, write the run record.
+def save(path: Path, entries: Mapping[str, str | None], record: Mapping[str, Any] | None = None) -> None:
+    """Merge entries into a manifest file (None removes one) and, with them, write the run record.
 
     Entries for other kernels stay. A file that cannot be read as a manifest is kept as ``<file>.bad``.
 
@@ -346,6 +350,7 @@ def save(path: Path, entries: Mapping[str, str], record: Mapping[str, Any] | Non
         elif old.exists:
             merged = json.loads(path.read_bytes().decode("utf-8-sig"))
         merged.update(entries)
+        merged = {name: value for name, value in merged.items() if entries.get(name, "") is not None}
         if record is not None:
             keep_record(record_path(path), record)
             # The record first: a manifest whose record is older would be called stale for no reason.
@@ -359,28 +364,69 @@ def manifest_get(kernel: Kernel) -> str | None:
     return next((suffix for layer in layers(kernel.scope.name) if (suffix := layer.entry(kernel)) is not None), None)
 
 
-def manifest_set(kernel: Kernel, suffix: str) -> Path:
-    """Record a kernel's winner in its scope's manifest; returns the file.
+def seats_get(kernel: Kernel) -> dict[str, str]:
+    """What the manifests on disk name for a kernel's seats.
+
+    From the first file that names the kernel or one of its seats: the entries of a file belong together.
+    """
+    for layer in layers(kernel.scope.name):
+        found = {seat: suffix for seat in kernel.seats if (suffix := layer.entry(kernel, seat)) is not None}
+        if found or layer.entry(kernel) is not None:
+            return found
+    return {}
+
+
+def named_rows(kernel: Kernel) -> list[str]:
+    """Every row of the grid that a manifest on disk names for a kernel or a seat of it, each once."""
+    named = [layer.entry(kernel, seat) for layer in layers(kernel.scope.name) for seat in ("", *kernel.seats)]
+    return [suffix for suffix in dict.fromkeys(named) if suffix is not None and kernel.row(suffix) is not None]
+
+
+def manifest_set(kernel: Kernel, suffix: str, seats: Mapping[str, str] | None = None) -> Path:
+    """Record a kernel's winner in its scope's manifest, and rows of its seats; returns the file.
+
+    A seat that is not named loses its entry, and so follows the kernel's row.
 
     Raises:
-        ManifestError: the suffix is not in the kernel's grid, or the file cannot be written.
+        ManifestError: a suffix is not in the kernel's grid, or the file cannot be written.
     """
-    return manifest_set_many(kernel.scope, {kernel: suffix})
+    return manifest_set_many(kernel.scope, {kernel: suffix}, seats={kernel: seats or {}})
 
 
-def manifest_set_many(scope: Scope, winners: Mapping[Kernel, str], record: Mapping[str, Any] | None = None) -> Path:
+def manifest_set_many(
+    scope: Scope,
+    winners: Mapping[Kernel, str],
+    record: Mapping[str, Any] | None = None,
+    seats: Mapping[Kernel, Mapping[str, str]] | None = None,
+) -> Path:
     """Record several kernels' winners of one scope, and the record of the run, in one write; returns the file.
 
+    Seats as for :func:`manifest_set`.
+
     Raises:
-        ManifestError: a suffix is not in its kernel's grid, or the file cannot be written.
+        ManifestError: a suffix is not in its kernel's grid, or is no row of its seat, or the file cannot be written.
     """
-    for kernel, suffix in winners.items():
-        if not kernel.knows(suffix):
-            raise ManifestError(
-                f"kernel {kernel.name!r} has no row {suffix!r}; see: python -m tunekit status --why-not {kernel.name}"
-            )
     path = write_path(scope.name)
     # One application file serves all scopes, whose kernels may share a name; a scope's file is its own.
-    spelt = path == application()
-    save(path, {kernel.key if spelt else kernel.name: suffix for kernel, suffix in winners.items()}, record)
+    before = f"{scope.name}." if path == application() else ""
+    entries: dict[str, str | None] = {}
+    for kernel, suffix in winners.items():
+        own = (seats or {}).get(kernel, {})
+        for name in (suffix, *own.values()):
+            if not kernel.knows(name):
+                raise ManifestError(
+                    f"kernel {kernel.name!r} has no row {name!r}; see: python -m tunekit status --why-not {kernel.name}"
+                )
+        for seat, name in own.items():
+            if seat not in kernel.seats:
+                known = ", ".join(kernel.seats) or "none"
+                raise ManifestError(f"kernel {kernel.name!r} has no seat {seat!r}; its seats: {known}")
+            if not kernel.same_layout(suffix, name):
+                raise ManifestError(
+                    f"kernel {kernel.name!r}: the seat {seat} cannot run {name!r} beside {suffix!r}: they read "
+                    f"different layouts; name a row that agrees with it"
+                )
+        entries[before + kernel.name] = suffix
+        entries |= {before + seat: own.get(seat) for seat in kernel.seats}
+    save(path, entries, record)
     return path

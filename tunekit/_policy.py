@@ -493,13 +493,13 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
 def _needs_build(scope: str) -> bool:
     """Whether a manifest names a row of a scope that is legal here and that nobody has built."""
     for kernel in dispatch.kernels(scope):
-        suffix = _manifest.manifest_get(kernel)
-        row = kernel.row(suffix) if suffix else None
         world, _ = dispatch.world_of(kernel, grid=True)
-        if row is None or row.suffix in world.built or row.suffix in world.dropped:
-            continue
-        if kernel.refuses(row, world.arch) is None and kernel.requires(row).holds(world.features):
-            return True
+        for suffix in (_manifest.manifest_get(kernel), *_manifest.seats_get(kernel).values()):
+            row = kernel.row(suffix) if suffix else None
+            if row is None or row.suffix in world.built or row.suffix in world.dropped:
+                continue
+            if kernel.refuses(row, world.arch) is None and kernel.requires(row).holds(world.features):
+                return True
     return False
 
 

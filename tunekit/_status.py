@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class StatusRow:
         stale: fields in which the manifest's record differs from this box, grid, templates, compiler and tunekit.
         module: the module that holds the row, or None.
         frozen: ``reference-only`` or ``standalone`` where the kernel came in a frozen build, else empty.
+        seats: companions with a row of their own, each with row, source and reason.
+        unseated: companions whose own entry is not used, each with the reason.
     """
 
     kernel: str
@@ -45,6 +47,8 @@ class StatusRow:
     stale: tuple[str, ...]
     module: str | None
     frozen: str = ""
+    seats: dict[str, dict[str, str]] = field(default_factory=dict)
+    unseated: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,6 +116,8 @@ def status_of(kernel: Kernel) -> StatusRow:
         staleness(kernel, path, compiler),
         str(binding.bound.module.path) if binding.bound else None,
         frozen,
+        {n: {"suffix": c.suffix, "source": c.source, "reason": c.reason} for n, c in choice.seats.items()},
+        dict(choice.unseated),
     )
 
 
@@ -129,6 +135,8 @@ def log_status(application: str) -> None:
     log.info("%s: %d/%d kernels tuned for this box", application, tuned, len(rows))
     for row in rows:
         log.info("%s: %s.%s: %s (%s)", application, row.scope, row.kernel, row.suffix, row.source)
+        for name, seat in row.seats.items():
+            log.info("%s: %s.%s: %s (%s)", application, row.scope, name, seat["suffix"], seat["source"])
     if tuned < len(rows):
         log.info("%s: to tune this box: %s", application, dispatch.how_to_tune)
 
@@ -139,8 +147,13 @@ def explain_row(kernel: Kernel, suffix: str) -> str:
     Raises:
         TunekitError: the grid has no such row.
     """
-    answer, proof = _choice_of(kernel, suffix), _proofs.mark(kernel, suffix)
-    return f"{answer}; {proof}" if proof else answer
+    choice = dispatch.peek(kernel).choice
+    answers = [_choice_of(kernel, suffix)]
+    answers += [f"it runs as {n} ({c.source}): {c.reason}" for n, c in choice.seats.items() if c.suffix == suffix]
+    if choice.suffix == suffix:
+        answers += [f"{n} follows it: {why}" for n, why in choice.unseated.items()]
+    proof = _proofs.mark(kernel, suffix)
+    return "; ".join([*answers, proof] if proof else answers)
 
 
 def _choice_of(kernel: Kernel, suffix: str) -> str:

@@ -55,6 +55,8 @@ class Choice:
         alternative: which of the row's built objects.
         warnings: what the operator should hear once per process.
         manifest: the file whose entry decided, or None.
+        seats: companions that run another row than the kernel's, each with a choice of its own.
+        unseated: companions whose own entry or pin cannot be had, each with the reason; they follow the kernel's row.
     """
 
     kernel: str
@@ -65,6 +67,8 @@ class Choice:
     alternative: int = 0
     warnings: tuple[str, ...] = ()
     manifest: Path | None = None
+    seats: Mapping[str, Choice] = field(default_factory=dict)
+    unseated: Mapping[str, str] = field(default_factory=dict)
 
     def log_line(self) -> str:
         """The stable, documented line for this choice: ``tunekit: KERNEL <- SUFFIX (SOURCE, TIER): REASON``."""
@@ -135,13 +139,52 @@ def _named(kernel: Kernel, suffix: str, source: str, where: str, world: World) -
     return Choice(kernel.key, suffix, source, "c", f"{where} names it", alternative)
 
 
+def _seated(kernel: Kernel, choice: Choice, stack: Sequence[Manifest], world: World, settings: Settings) -> Choice:
+    """The choice with those of its seats.
+
+    A seat's own row is asked what the kernel's was, and must read what the kernel's row reads. A seat's pin counts
+    before its entry. An entry counts where no file above it, and no pin or policy, names the kernel: the entries of
+    one file were found together.
+    """
+    seats: dict[str, Choice] = {}
+    unseated: dict[str, str] = {}
+    warned = list(choice.warnings)
+    for seat in kernel.seats:
+        key = f"{kernel.scope.name}.{seat}"
+        named, source, label, layer = settings.pinned(key) or settings.pinned(seat), "pin", "TUNEKIT_PIN", None
+        if named is None and choice.source != "pin" and settings.policy != "reference":
+            for layer in stack:
+                named, source, label = layer.entry(kernel, seat), "manifest", layer.label
+                fault = layer.fault(kernel, seat)
+                if fault is not None:
+                    unseated[seat] = f"{label}, {fault}"
+                if named is not None or fault is not None or layer.entry(kernel) is not None:
+                    break
+        if named is not None and named != choice.suffix:
+            found = _named(kernel, named, source, label, world)
+            if isinstance(found, str):
+                unseated[seat] = found
+            elif choice.tier != "c" or not kernel.same_layout(named, choice.suffix):
+                unseated[seat] = f"{label} names {named!r}, which reads another layout than {choice.suffix}"
+            else:
+                path = layer.path if layer is not None else None
+                seats[seat] = replace(found, kernel=key, manifest=path)
+        if seat in unseated:
+            text = f"{seat} follows it: {unseated[seat]}"
+            if layer is None or layer.origin != "shipped":
+                warned.append(text)
+                if source == "manifest" and "manifest" in settings.strict:
+                    raise ManifestError(f"kernel {kernel.key}: {text} (TUNEKIT_STRICT has manifest)")
+    return replace(choice, seats=seats, unseated=unseated, warnings=tuple(warned))
+
+
 def choose(
     kernel: Kernel,
     manifest: Manifest | Sequence[Manifest] | str | bytes | None,
     world: World,
     settings: Settings,
 ) -> Choice:
-    """Choose a kernel's row.
+    """Choose a kernel's row, and those of its seats.
 
     Args:
         kernel: the declaration.
@@ -153,6 +196,14 @@ def choose(
         ManifestError: strict about manifests, and one of them, or this kernel's entry in it, cannot be used.
         SettingError: strict about features, and a row of the grid requires an unknown one.
     """
+    if manifest is None or isinstance(manifest, (str, bytes)):
+        manifest = Manifest(None) if manifest is None else parse_manifest(manifest)
+    stack = (manifest,) if isinstance(manifest, Manifest) else tuple(manifest)
+    choice = _of_kernel(kernel, stack, world, settings)
+    return _seated(kernel, choice, stack, world, settings) if kernel.seats else choice
+
+
+def _of_kernel(kernel: Kernel, stack: Sequence[Manifest], world: World, settings: Settings) -> Choice:
     if "features" in settings.strict:
         unknown = sorted({name for row in kernel.rows for name in kernel.requires(row).unknown()})
         if unknown:
@@ -165,10 +216,6 @@ def choose(
         return found if isinstance(found, Choice) else _fallback(kernel, world, found, (found,))
     if settings.policy == "reference":
         return _reference(kernel, world, "reference", "the policy is reference")
-    if manifest is None or isinstance(manifest, (str, bytes)):
-        manifest = Manifest(None) if manifest is None else parse_manifest(manifest)
-    stack = (manifest,) if isinstance(manifest, Manifest) else tuple(manifest)
-
     problems: list[str] = []
     warned: list[str] = []
     for layer in stack:

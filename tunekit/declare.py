@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from tunekit import _manifest, dispatch, linking
 from tunekit import kernel as _kernel
@@ -98,12 +98,21 @@ class CompanionFunction(TunedFunction):
         self.seat = seat
 
 
+@overload
+def companion(function: Callable[..., Any]) -> Any: ...
+
+
+@overload
+def companion(*, seat: bool) -> Callable[[Callable[..., Any]], Any]: ...
+
+
 def companion(function: Callable[..., Any] | None = None, *, seat: bool = False) -> Any:
     """Declare a sibling function that is stamped with its kernel's row, never apart from it.
 
     Args:
         function: the reference body, annotated like a kernel.
-        seat: whether it may have a manifest entry of its own.
+        seat: whether it may have a manifest entry of its own, under its name, that gives it another row than its
+            kernel's; the kernel's ``layout=`` says which rows may be mixed.
 
     Raises:
         DeclarationError: an annotation is missing or has no C type, or the name is no C name.
@@ -212,6 +221,7 @@ def tune(
     targets: Callable[[Row], tuple[tuple[str, ...], ...]] | None = None,
     inside: Callable[[Row], tuple[str, ...]] | None = None,
     context: Callable[[Row | None], dict[str, Any]] | None = None,
+    layout: Callable[[Row | None], str] | None = None,
     cflags: Sequence[str] = (),
     fixtures: str | None = None,
 ) -> Callable[[Callable[..., Any]], Tuned]:
@@ -231,6 +241,8 @@ def tune(
         inside: ``row -> features`` among its targets that the template switches on by itself, for single functions of
             the unit (a ``target`` attribute or pragma); the object needs them, and is not compiled with their flags.
         context: ``row -> dict`` of further names for the template.
+        layout: ``row -> name`` of the form that its operands have (None: the reference): rows that agree in it read and
+            write the same packed data. A companion with ``seat=True`` may run another row than the kernel's there.
         cflags: further plain compiler flags; none that selects an instruction set.
         fixtures: ``"module:attribute"`` of gates and regimes for ``python -m tunekit.retune``.
 
@@ -285,6 +297,12 @@ def tune(
                 )
         chain = _split_fallback(where, fallback, grid)
         joined = _join(where, name, companions)
+        seats = [item.__name__ for item in joined if item.seat]
+        if seats and layout is None:
+            raise DeclarationError(
+                f"{where}: companion {seats[0]!r} has seat=True, and nothing says which rows read the same operands; "
+                f"give layout=, a function of a row, or drop seat=True"
+            )
         signature = signature_of(function, where)
         _claim("kernel", f"{scope.name}.{name}", (file, function.__code__.co_firstlineno), _declared)
         for item in joined:
@@ -301,7 +319,13 @@ def tune(
                 f"{where}: a companion of {_companions[f'{scope.name}.{name}']} has this name, and both would be one C "
                 f"symbol; rename one"
             )
-        optional: dict[str, Any] = {"declines": declines, "targets": targets, "inside": inside, "context": context}
+        optional: dict[str, Any] = {
+            "declines": declines,
+            "targets": targets,
+            "inside": inside,
+            "context": context,
+            "layout": layout,
+        }
         declared = Kernel(
             name=name,
             scope=scope,

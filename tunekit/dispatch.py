@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +310,7 @@ class BoundRow:
         source: where the choice came from (``grid`` for a row that was asked for by name).
         module: the module that holds it.
         built: the object inside that module.
+        seats: companions that run another row than this one, each with that row.
     """
 
     kernel: Kernel
@@ -318,6 +319,7 @@ class BoundRow:
     source: str
     module: LoadedModule
     built: BuiltRow
+    seats: Mapping[str, BoundRow] = field(default_factory=dict)
 
     @property
     def alternative(self) -> tuple[str, ...]:
@@ -333,7 +335,8 @@ class BoundRow:
 
     def address(self, name: str) -> int:
         """The C address of the kernel or one of its companions."""
-        return self.built.addresses[self._index(name)[0]]
+        index, _ = self._index(name)
+        return self.seats.get(name, self).built.addresses[index]
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of the row with arrays for pointers.
@@ -342,9 +345,8 @@ class BoundRow:
             TypeError, ValueError: an argument does not fit the signature.
         """
         index, signature = self._index(name)
-        checked = check_call(f"{name} ({self.suffix})", signature, arguments)
+        checked = check_call(f"{name} ({self.seats.get(name, self).suffix})", signature, arguments)
         return call_native(self, name, index, signature, checked)
-
 
     def ready(self, name: str, *arguments: Any) -> Callable[[], Any]:
         """A call whose arguments are checked now and never again, for timing: it costs what the call itself does.
@@ -353,12 +355,13 @@ class BoundRow:
         """
         index, signature = self._index(name)
         checked = check_call(f"{name} ({self.suffix})", signature, arguments)
-        call = self.module.caller(self.kernel, name)
+        runs = self.seats.get(name, self)
+        call = runs.module.caller(self.kernel, name)
         values = [
             value.__array_interface__["data"][0] if p.is_pointer else value
             for p, value in zip(signature.parameters, checked, strict=True)
         ]
-        made = functools.partial(call, self.built.addresses[index], *values)
+        made = functools.partial(call, runs.built.addresses[index], *values)
         made.__dict__["arrays"] = checked  # they live as long as the call
         return made
 
@@ -369,7 +372,8 @@ def call_native(bound: BoundRow, name: str, index: int, signature: Signature, ch
         value.__array_interface__["data"][0] if p.is_pointer else value
         for p, value in zip(signature.parameters, checked, strict=True)
     ]
-    result = bound.module.caller(bound.kernel, name)(bound.built.addresses[index], *values)
+    runs = bound.seats.get(name, bound)
+    result = runs.module.caller(runs.kernel, name)(runs.built.addresses[index], *values)
     del checked  # the arrays stay alive until here
     return result
 
@@ -401,7 +405,11 @@ def _decide(kernel: Kernel) -> Binding:
     """Make a kernel's choice now, without fixing it."""
     environment = replace(settings(), policy=REFERENCE) if _reference_everywhere else settings()
     layers = shipped(kernel) if frozen(kernel) else _manifest.layers(kernel.scope.name)
-    named = [environment.pinned(kernel.key) or environment.pinned(kernel.name), *(m.entry(kernel) for m in layers)]
+    named: list[str | None] = []
+    for seat in ("", *kernel.seats):
+        name = seat or kernel.name
+        named.append(environment.pinned(f"{kernel.scope.name}.{name}") or environment.pinned(name))
+        named += [layer.entry(kernel, seat) for layer in layers]
     world, rows = world_of(kernel)
     # The grid's module is large: it is loaded for a row that nothing else holds, and where there is nothing else.
     if not loaded_modules(kernel) or any(s not in (None, REFERENCE) and s not in world.built for s in named):
@@ -410,7 +418,16 @@ def _decide(kernel: Kernel) -> Binding:
     bound = None
     if choice.tier == "c":
         bound = _bound(kernel, choice.suffix, choice.alternative, choice.source, rows)
+        if choice.seats:
+            bound = seated(
+                bound, {n: _bound(kernel, c.suffix, c.alternative, c.source, rows) for n, c in choice.seats.items()}
+            )
     return Binding(choice, bound, layers)
+
+
+def seated(bound: BoundRow, seats: Mapping[str, BoundRow]) -> BoundRow:
+    """A row whose companions of these names run other rows; the caller has seen that their layouts agree."""
+    return replace(bound, seats=dict(seats))
 
 
 def shipped(kernel: Kernel) -> tuple[_manifest.Manifest, ...]:
@@ -498,9 +515,10 @@ def bind(kernel: Kernel) -> Binding:
 
 def _announce(kernel: Kernel, binding: Binding) -> None:
     choice = binding.choice
-    log.info("%s", choice.log_line())
-    if "choice" in settings().log:
-        print(choice.log_line(), file=sys.stderr)
+    for made in (choice, *choice.seats.values()):
+        log.info("%s", made.log_line())
+        if "choice" in settings().log:
+            print(made.log_line(), file=sys.stderr)
     for name in sorted(settings().disable_features - KNOWN_FEATURES):
         meant = suggestion(name)
         hint = f" (did you mean {meant!r}?)" if meant else ""
@@ -732,8 +750,11 @@ class Tuned(TunedFunction):
         """The suffix that the scope's manifest names for this kernel, or None."""
         return _manifest.manifest_get(self.kernel)
 
-    def manifest_set(self, suffix: str) -> Path:
-        """Record a row as this box's winner; the next process uses it. Raises ManifestError."""
+    def manifest_set(self, suffix: str, seats: Mapping[str, str] | None = None) -> Path:
+        """Record a row as this box's winner, and rows of seats (companion to row); the next process uses them.
+
+        A seat that is not named follows the kernel's row. Raises ManifestError.
+        """
         if frozen(self.kernel):
             raise ManifestError(why_frozen(self.kernel))
-        return _manifest.manifest_set(self.kernel, suffix)
+        return _manifest.manifest_set(self.kernel, suffix, seats)

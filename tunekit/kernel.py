@@ -42,7 +42,13 @@ class Scope:
 
 @dataclass(frozen=True)
 class Companion:
-    """A sibling function that is stamped with the kernel's row, never apart from it."""
+    """A sibling function that is stamped with the kernel's row, never apart from it.
+
+    Attributes:
+        name: the function's name.
+        signature: its C signature.
+        seat: whether a manifest entry of its own, under its name, may give it another row of the same layout.
+    """
 
     name: str
     signature: Signature
@@ -59,6 +65,10 @@ def _requires_alternatives(row: Row) -> tuple[tuple[str, ...], ...]:
 
 def _nothing_inside(row: Row) -> tuple[str, ...]:
     return ()
+
+
+def _no_layout(row: Row | None) -> str:
+    return ""
 
 
 def _no_context(row: Row | None) -> dict[str, Any]:
@@ -84,6 +94,8 @@ class Kernel:
         inside: ``row -> features`` among those of its alternatives that its template switches on itself, for some
             functions of the unit: they count among the object's needs, and are no flags of it.
         context: ``row -> names`` added to the template's context (None for the reference).
+        layout: ``row -> name`` of the form that its operands have (None: the reference). Companions with a seat may run
+            another row than the kernel's where both have the same; without seats nothing asks.
         cflags: further plain compiler flags of the row's objects.
         fixtures: ``module:attribute`` of the gates and regimes, or None.
         module: name of the declaring module.
@@ -103,6 +115,7 @@ class Kernel:
     targets: Callable[[Row], tuple[tuple[str, ...], ...]] = _requires_alternatives
     inside: Callable[[Row], tuple[str, ...]] = _nothing_inside
     context: Callable[[Row | None], dict[str, Any]] = _no_context
+    layout: Callable[[Row | None], str] = _no_layout
     cflags: tuple[str, ...] = ()
     fixtures: str | None = None
     module: str = ""
@@ -117,6 +130,21 @@ class Kernel:
     def functions(self) -> tuple[tuple[str, Signature], ...]:
         """The kernel and its companions, in the order of a module's function tables."""
         return ((self.name, self.signature), *((c.name, c.signature) for c in self.companions))
+
+    @property
+    def seats(self) -> tuple[str, ...]:
+        """The companions that may have a manifest entry of their own."""
+        return tuple(c.name for c in self.companions if c.seat)
+
+    def same_layout(self, a: str, b: str) -> bool:
+        """Whether two rows of the grid (or the reference) read the same operands, so that functions of both mix."""
+        found = []
+        for suffix in (a, b):
+            try:
+                found.append(self.layout(self.row(suffix)))
+            except ValueError:  # a row that no box can have has no layout
+                return False
+        return found[0] == found[1]
 
     def row(self, suffix: str) -> Row | None:
         """The row of that name, or None."""

@@ -109,7 +109,7 @@ def capsule(module: str) -> Any:
                 why = dispatch.nothing_built(kernel)
                 raise AbiError(f"{unit.capsule}: {kernel.key} has no native code here: {why}")
             texts += [binding.choice.suffix, binding.choice.source]
-            addresses += binding.bound.built.addresses
+            addresses += [binding.bound.address(name) for name, _ in kernel.functions]
         kept = [ctypes.create_string_buffer(text.encode()) for text in texts]
         pointers = [ctypes.addressof(text) for text in kept]
         size = struct.calcsize(unit.layout)

@@ -69,10 +69,12 @@ def _scopes(name: str | None) -> dict[str, tuple[Kernel, ...]]:
 
 
 def _entries(scope: str, kernels: Sequence[Kernel]) -> dict[str, str]:
-    """What the manifests together name for a scope's kernels."""
-    layers = _manifest.layers(scope)
-    found = {k.name: next((s for m in layers if (s := m.entry(k)) is not None), None) for k in kernels}
-    return {name: suffix for name, suffix in found.items() if suffix is not None}
+    """What the manifests together name for a scope's kernels and their seats."""
+    found = {kernel.name: _manifest.manifest_get(kernel) for kernel in kernels}
+    entries = {name: suffix for name, suffix in found.items() if suffix is not None}
+    for kernel in kernels:
+        entries |= _manifest.seats_get(kernel)
+    return entries
 
 
 def _record(scope: str, kernels: Sequence[Kernel]) -> dict[str, Any] | None:
@@ -221,11 +223,11 @@ def _diff(options: argparse.Namespace) -> int:
             here = {**there, **here}
         else:
             there = other.get(scope, {}).get("manifest", {})
-        for kernel in kernels:
+        for name in [name for kernel in kernels for name in (kernel.name, *kernel.seats)]:
             # An application's file spells kernels out.
-            theirs = there.get(kernel.key, there.get(kernel.name))
-            if here.get(kernel.name) != theirs:
-                rows.append({"kernel": kernel.key, "here": here.get(kernel.name), "there": theirs})
+            theirs = there.get(f"{scope}.{name}", there.get(name))
+            if here.get(name) != theirs:
+                rows.append({"kernel": f"{scope}.{name}", "here": here.get(name), "there": theirs})
     what = options.file or "the fallback"
     if options.json:
         _say(json.dumps({"against": what, "differences": rows}, indent=1, sort_keys=True))
@@ -251,7 +253,8 @@ def _import(options: argparse.Namespace) -> int:
             )
     changed = False
     for scope, part in document.items():
-        kernels = {name: k for k in dispatch.declare_scope(scope) for name in (k.name, k.key)}
+        named = [(k, name) for k in dispatch.declare_scope(scope) for name in (k.name, *k.seats)]
+        kernels = {spelt: k for k, name in named for spelt in (name, f"{scope}.{name}")}
         path = _manifest.site_paths(scope)[0] if options.machine else _manifest.write_path(scope)
         old = _manifest.read_manifest(path).entries
         for name, suffix in part["manifest"].items():

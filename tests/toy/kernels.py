@@ -2,7 +2,7 @@
 """A family without any instruction set in it: the result of a call is the fingerprint of the row that ran.
 
 ``toy(2, 3)`` is 5 on the reference and 5 + k on row k; the companion ``toy_k`` returns k; the row ``k9`` declines;
-``toy_sum`` takes arrays. Rows ``k3`` and ``k4`` require what no CPU has and what only some have.
+``toy_sum`` takes arrays. ``toy_k`` has a seat, and rows of one layout are k1, k2 and k3; k4 has another. Rows ``k3`` and ``k4`` require what no CPU has and what only some have.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ def targets(row: tk.Row) -> tuple[tuple[str, ...], ...]:
     return ((),)
 
 
-@tk.companion
+def layout(row: tk.Row | None) -> str:
+    """Which rows a seat may mix."""
+    return "none" if row is None else "wide" if row["k"] == 4 else "narrow"
+
+
+@tk.companion(seat=True)
 def toy_k() -> tk.i32:
     """The row's k."""
     return 0
@@ -48,6 +53,7 @@ def toy_sum(y: Annotated[tk.Out[tk.f32], "n"], x: Annotated[tk.In[tk.f32], "n"],
     defaults={"k": 0},
     declines=declines,
     targets=targets,
+    layout=layout,
     rows=[
         tk.perm(k=1),
         tk.perm(k=2),

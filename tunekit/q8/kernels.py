@@ -124,7 +124,7 @@ def q8q8_quantize(
     s.reshape(-1)[t0 * nb : t1 * nb] = scales.reshape(-1)
 
 
-@tk.companion
+@tk.companion(seat=True)
 def q8q8_gemv(
     y: tk.Out[tk.f32],
     w: tk.In[tk.i8],
@@ -208,6 +208,7 @@ def _tile(
     targets=grid.targets,
     inside=grid.inside,
     context=_context,
+    layout=lambda row: layout.layout_of(row).id,
     fallback=grid.FALLBACK,
     companions=[
         q8q8_gemv,
