@@ -8,15 +8,19 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from tunekit.errors import ManifestError
 from tunekit.kernel import Kernel, Scope
-from tunekit.measure.fixtures import Fixtures, GateCase, Regime
+from tunekit.measure.confirm import Arm, ArmFailed, Times
+from tunekit.measure.family import row_digests
+from tunekit.measure.fixtures import Chain, Fixtures, GateCase, Part, Regime
 from tunekit.measure.gate import Job
+from tunekit.measure.journal import Journal
 from tunekit.measure.race import Deadline
 from tunekit.rows import Row
-from tunekit.tuner import Built, House
+from tunekit.tuner import Built, House, Options
 
 
 class SimulatedBox:
@@ -106,6 +110,9 @@ class FakeHouse(House):
     Attributes:
         manifest: what stands in the manifest file; ``written`` counts the writes.
         events: what was asked for, in order.
+        chain_times: seconds by row and part (``*``: of any); the row's time on the tile where it is not said.
+        journals: a folder in which runs are remembered.
+        arms: what was started to confirm winners, in order.
     """
 
     def __init__(self, scope: str = "toy") -> None:
@@ -122,6 +129,11 @@ class FakeHouse(House):
         self.unwritable = ""
         self.turn = True
         self.missing: set[str] = set()
+        self.seated: dict[str, Mapping[str, str]] = {}
+        self.chained: list[Chain] = [Chain("app", (Part("all", 1e6),), lambda: lambda part: None)]
+        self.chain_times: dict[tuple[str, str], float] = {}
+        self.journals: Path | None = None
+        self.arms: list[str] = []
 
     def add(
         self,
@@ -196,7 +208,34 @@ class FakeHouse(House):
     def record(self, scope: str) -> Any:
         return self.last
 
-    def write(self, winners: Mapping[Kernel, str], record: dict[str, Any]) -> str:
+    def seats(self, kernel: Kernel) -> Mapping[str, str]:
+        return self.seated.get(kernel.name, {})
+
+    def chains(self, kernel: Kernel, fixtures: Fixtures, model: str | None) -> Sequence[Chain]:
+        return self.chained
+
+    def arm(self, kernel: Kernel, arm: Arm, chain: Chain, model: str | None, deadline: Deadline) -> Times:
+        """The time of a row (or of the row in the seat, for parts that decide one) on the parts of a chain."""
+        self.arms.append(arm.label)
+        times = {}
+        for part in chain.parts:
+            row = next((arm.seats[seat] for seat in part.decides if seat in arm.seats), arm.row)
+            usual = getattr(self.rows[kernel.name][row], "times", {}).get("tile", 1.0)
+            seconds = self.chain_times.get((row, part.name), self.chain_times.get((row, "*"), usual))
+            if seconds <= 0:
+                raise ArmFailed("exit status 0 before the verdict")
+            times[part.name] = [seconds, seconds * 1.01]
+        return times
+
+    def journal(self, kernel: Kernel, compiler: str, options: Options) -> Journal:
+        path = self.journals / f"{kernel.key}.json" if self.journals else None
+        key = {"compiler": compiler, "seed": options.seed}
+        return Journal(path, key, row_digests(kernel), options.fresh)
+
+    def write(
+        self, winners: Mapping[Kernel, str], record: dict[str, Any], seats: Mapping[Kernel, Mapping[str, str]]
+    ) -> str:
+        self.seated = {kernel.name: dict(own) for kernel, own in seats.items()}
         self.events.append("write")
         self.manifest.update({kernel.name: suffix for kernel, suffix in winners.items()})
         self.last = json.loads(json.dumps(record, allow_nan=False))

@@ -564,8 +564,8 @@ from tunekit.rows import perm
 class House(FakeHouse):
     def job(self, kernel):
         return gate.Job("measure_hostile:load")
-    def write(self, winners, record):
-        path = super().write(winners, record)
+    def write(self, winners, record, seats):
+        path = super().write(winners, record, seats)
         print("written", file=sys.stderr, flush=True)
         return path
 

@@ -26,11 +26,12 @@ from tunekit.console import Console
 from tunekit.errors import GateError, ManifestError, TunekitError
 from tunekit.measure import gate
 from tunekit.measure.record import KernelRecord, RegimeRecord, RunRecord
-from tunekit.tuner import DONE, FAILED, INTERRUPTED, NOTHING, USAGE, House, Options, ScopeResult, percent, tune
+from tunekit.measure.verdicts import percent
+from tunekit.tuner import DONE, FAILED, INTERRUPTED, NOTHING, USAGE, House, Options, ScopeResult, tune
 
 _COLOURS = {"winner": "green", "rejected": "red"}
 _PROBE_LIMIT = 120.0
-_STAGES = ("build", "gate", "race", "write", "stamp")
+_STAGES = ("build", "gate", "race", "confirm", "write", "stamp")
 
 
 # --- what is shown ---------------------------------------------------------------------------------------
@@ -68,14 +69,15 @@ def change(name: str, record: KernelRecord) -> str:
         return f"{name}: nothing chosen: {record.reason}"
     before = record.previous or record.fallback
     label = "" if record.previous else "fallback "
-    if record.winner == before:
+    seats = "".join(f", {seat}: {row}" for seat, row in record.seats.items())
+    if record.winner == before and not seats:
         return f"{name}: unchanged, {label}{record.winner}" + ("" if record.previous else " (now explicit)")
     gains = [
         f"{regime} {percent(times)}"
         for regime, data in record.regimes.items()
         if before is not None and (times := ratio(data, record.winner, before)) is not None
     ]
-    return f"{name}: {label}{before} -> {record.winner}" + (f" ({', '.join(gains)})" if gains else "")
+    return f"{name}: {label}{before} -> {record.winner}{seats}" + (f" ({', '.join(gains)})" if gains else "")
 
 
 def stage_line(record: RunRecord) -> str:
@@ -92,11 +94,24 @@ def noise_line(record: KernelRecord) -> str | None:
     """The noise floors and margins of the regimes, or None where nothing was timed."""
     parts = [
         f"{name} {100 * regime.floor:.1f} %"
-        + (f" (margin {100 * regime.margin:.1f} %)" if regime.decides and regime.margin is not None else "")
+        + (f" (margin {100 * regime.margin:.1f} %)" if regime.margin and (regime.decides or regime.seat) else "")
         for name, regime in record.regimes.items()
         if regime.floor is not None
     ]
     return "noise floor: " + ", ".join(parts) if parts else None
+
+
+def confirm_lines(record: KernelRecord) -> list[str]:
+    """What became of each confirmation, one line each."""
+    lines = []
+    for entry in record.confirm:
+        parts = ", ".join(f"{name} {percent(times)}" for name, times in entry.parts.items())
+        about = "" if entry.what == "*" else f" ({entry.what})"
+        lines.append(
+            f"confirm on {entry.chain}{about}: {entry.challenger} {entry.verdict}: {entry.reason}"
+            + (f" ({parts})" if parts else "")
+        )
+    return lines
 
 
 def show(result: ScopeResult, console: Console, quiet: bool) -> None:
@@ -109,7 +124,9 @@ def show(result: ScopeResult, console: Console, quiet: bool) -> None:
                 suffix = line.split(" ", 1)[0]
                 colour = _COLOURS.get(kernel.rows[suffix].verdict) if suffix in kernel.rows else None
                 console.say(console.style(line, colour) if colour else line)
-            for text in (noise_line(kernel), *(f"note: {note}" for note in kernel.notes)):
+            spared = f"not measured again: {', '.join(kernel.reused)} (--fresh does)" if kernel.reused else None
+            notes = [f"note: {note}" for note in kernel.notes]
+            for text in (noise_line(kernel), *confirm_lines(kernel), spared, *notes):
                 if text:
                     console.say(text)
         console.say(change(f"{record.scope}.{name}", kernel))
@@ -159,8 +176,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--module", action="append", default=[], metavar="M", help="a declaring module without an entry point, too")
     add("--time-limit", type=_seconds, metavar="S", help="end after so many seconds, with what is known")
     add("--row-timeout", type=_seconds, default=20.0, metavar="S", help="seconds for one check of a row (20)")
+    add("--model", metavar="FILE", help="confirm winners on this model (Q8: a GGUF file of a llama-like model)")
+    add("--confirm", metavar="ROW", help="confirm this row as if it had won; races nothing and writes nothing")
     add("--no-probe", action="store_true", help="do not measure what dispatch costs (python -m tunekit probe)")
-    add("--fresh", action="store_true", help="forget the present winners: ties go to the fallback")
+    add("--fresh", action="store_true", help="forget the present winners and what earlier runs measured")
     add("--dry-run", action="store_true", help="measure and report, write nothing")
     add("--in-process", action="store_true", help="check rows in this process, which a bad row can end")
     add("--seed", type=int, default=0, metavar="N", help="seed of the order in which rows take turns (0)")
@@ -225,6 +244,8 @@ def _run(arguments: argparse.Namespace, talk: Console, house: House | None, cloc
         arguments.in_process,
         arguments.seed,
         gate.Limits(row=arguments.row_timeout),
+        model=arguments.model,
+        confirm=arguments.confirm,
     )
     return _obey(arguments, options, talk, house, clock)
 

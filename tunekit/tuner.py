@@ -16,28 +16,49 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tunekit.console import Console
-from tunekit.errors import GateError, ManifestError, PolicyError, TemplateError, ToolchainError, TunekitError
+from tunekit.errors import ManifestError, PolicyError, TemplateError, ToolchainError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.measure import gate, race, stats
-from tunekit.measure.fixtures import EVERYTHING, BoundRow, Fixtures, Regime, check_regimes
+from tunekit.measure.competition import Competition, Entrants
+from tunekit.measure.confirm import (
+    CONFIRMED,
+    REJECTED,
+    UNFINISHED,
+    UNUSABLE,
+    Arm,
+    Crown,
+    Times,
+    confirm,
+    crown,
+)
+from tunekit.measure.family import (
+    NoFixtures,
+    chains_of,
+    declaration_digest,
+    fixtures_of,
+    pair_name,
+    row_digests,
+)
+from tunekit.measure.fixtures import EVERYTHING, BoundRow, Chain, Fixtures, check_regimes
+from tunekit.measure.journal import Journal, confirm_key
 from tunekit.measure.race import Deadline
-from tunekit.measure.record import KernelRecord, RegimeRecord, RowRecord, RunRecord, merge
+from tunekit.measure.record import ConfirmRecord, KernelRecord, RowRecord, RunRecord, merge
 from tunekit.rows import REFERENCE
-from tunekit.team import threads
 
 DONE, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 
 BUILD_SHARE = 0.5
 """Of a time limit, how much the build may use: a grid that was built and never raced chooses nothing."""
 
+CONFIRM_SHARE = 0.4
+"""Of what is left after the checks, how much the races leave for confirming who wins them."""
 
-class NoFixtures(TunekitError):
-    """A kernel declares no ``fixtures=``: it is meant to be chosen by hand, and to tune it is no failure."""
+_MEASURED = ("winner", "tied", "slower", "unconfirmed")
 
 
 # --- the other rooms -------------------------------------------------------------------------------------
@@ -171,8 +192,9 @@ class House:
     def stamp(self, kernels: Sequence[Kernel]) -> None:
         """Build the small module with just what the manifest names for the kernels of one declaring file."""
         tools = _build_tools()
-        named = {kernel.key: self.incumbent(kernel) for kernel in kernels}
-        rows = {key: [suffix] for key, suffix in named.items() if suffix is not None and suffix != REFERENCE}
+        from tunekit import _manifest
+
+        rows = {kernel.key: named for kernel in kernels if (named := _manifest.named_rows(kernel))}
         if rows:
             tools.build_cached(kernels, "stamped", rows=rows)
 
@@ -194,7 +216,7 @@ class House:
 
     def job(self, kernel: Kernel) -> gate.Job:
         """How a child process finds the kernel's rows and fixtures."""
-        return gate.Job("tunekit.tuner:load_rows", (kernel.module, kernel.scope.name, kernel.name))
+        return gate.Job("tunekit.measure.family:load_rows", (kernel.module, kernel.scope.name, kernel.name))
 
     def incumbent(self, kernel: Kernel) -> str | None:
         """What the manifest names for the kernel now."""
@@ -222,11 +244,57 @@ class House:
 
         return _manifest.read_record(_manifest.write_path(scope))
 
-    def write(self, winners: Mapping[Kernel, str], record: dict[str, Any]) -> str:
+    def seats(self, kernel: Kernel) -> Mapping[str, str]:
+        """What the manifest names for the kernel's seats now."""
+        from tunekit import _manifest
+
+        return _manifest.seats_get(kernel)
+
+    def chains(self, kernel: Kernel, fixtures: Fixtures, model: str | None) -> Sequence[Chain]:
+        """What a winner of the kernel is confirmed on (see :func:`tunekit.measure.family.chains_of`)."""
+        return chains_of(kernel, fixtures, model)
+
+    def arm(self, kernel: Kernel, arm: Arm, chain: Chain, model: str | None, deadline: Deadline) -> Times:
+        """Run one arm in a process of its own. Raises ArmFailed where it scores nothing."""
+        from tunekit.measure.arm import run_arm
+
+        job = gate.Job(
+            "tunekit.measure.family:load_chain",
+            (kernel.module, kernel.scope.name, kernel.name, chain.name, model or ""),
+        )
+        named = {kernel.name: arm.row, **arm.seats}
+        pins = {f"{kernel.scope.name}.{name}": row for name, row in named.items()}
+        return run_arm(job, arm, pins, chain, deadline)
+
+    def journal(self, kernel: Kernel, compiler: str, options: Options) -> Journal:
+        """What earlier runs found out about the kernel on this box, as far as it still counts."""
+        from tunekit import __version__, paths
+        from tunekit.cpu import this_box
+
+        hashes = {name: digest for name, digest in self.hashes(kernel).items() if name != "grid"}
+        key = {
+            "tunekit": __version__,
+            "box": this_box().to_json(),
+            "machine": platform.node(),
+            "compiler": compiler,
+            "declaration": declaration_digest(kernel),
+            "templates": hashes,
+            "plan": dataclasses.asdict(options.plan),
+            "seed": options.seed,
+        }
+        try:
+            folder = paths.private_folder(paths.cache_root() / "journal" / this_box().key)
+        except TunekitError:
+            return Journal(None, key, row_digests(kernel))
+        return Journal(folder / f"{kernel.key}.json", key, row_digests(kernel), options.fresh)
+
+    def write(
+        self, winners: Mapping[Kernel, str], record: dict[str, Any], seats: Mapping[Kernel, Mapping[str, str]]
+    ) -> str:
         """Write one scope's manifest and record; the manifest's path."""
         from tunekit import _manifest
 
-        return str(_manifest.manifest_set_many(next(iter(winners)).scope, winners, record=record))
+        return str(_manifest.manifest_set_many(next(iter(winners)).scope, winners, record=record, seats=seats))
 
 
 def _build_tools(name: str = "") -> Any:
@@ -234,48 +302,6 @@ def _build_tools(name: str = "") -> Any:
         return importlib.import_module("tunekit.build_tools" + (f".{name}" if name else ""))
     except ImportError as error:
         raise ToolchainError(f"the build tools cannot be imported ({error}); install tunekit with pip") from error
-
-
-def fixtures_of(kernel: Kernel) -> Fixtures:
-    """What ``fixtures="module:attribute"`` of a declaration names; samples as gates and regimes.
-
-    Raises:
-        NoFixtures: it names nothing.
-        GateError: what it names cannot be found, raises, or is neither fixtures nor samples.
-    """
-    if not kernel.fixtures:
-        raise NoFixtures(f"kernel {kernel.key} declares no fixtures=, so its rows can be neither checked nor timed")
-    module, _, attribute = kernel.fixtures.partition(":")
-    where = f"kernel {kernel.key}: fixtures={kernel.fixtures!r}"
-    try:
-        found: Any = importlib.import_module(module)
-        for name in attribute.split("."):
-            found = getattr(found, name)
-        if (callable(found) and not hasattr(found, "gates")) or isinstance(found, type):
-            found = found()
-    except Exception as error:  # an author's own code
-        raise GateError(f"{where} raised {type(error).__name__}: {error}") from error
-    if isinstance(found, Fixtures):
-        return found
-    from tunekit.measure import samples
-
-    try:
-        listed = list(found)
-    except TypeError:
-        listed = [found]
-    return samples.fixtures_from(kernel, listed, where)
-
-
-def load_rows(module: str, scope: str, name: str) -> tuple[Mapping[str, BoundRow], Fixtures]:
-    """The rows and fixtures of a kernel, in the child process that checks them."""
-    importlib.import_module(module)
-    from tunekit import dispatch
-
-    kernel = next((k for k in dispatch.kernels(scope) if k.name == name), None)
-    if kernel is None:
-        raise TunekitError(f"module {module} declares no kernel {name!r} in scope {scope!r}")
-    house = House()
-    return house.grid(kernel), house.fixtures(kernel)
 
 
 # --- a run -----------------------------------------------------------------------------------------------
@@ -289,11 +315,13 @@ class Options:
         kernels: names (or ``scope.name``) to tune; empty for all.
         time_limit: seconds for the whole run, or None.
         dry_run: measure and report, write nothing.
-        fresh: forget the incumbent; ties go to the fallback.
+        fresh: forget the incumbent and the journal; ties go to the fallback.
         in_process: check rows in this process, where no child can be had.
         seed: of the orders of the rounds.
         limits: of the children that check rows.
         plan: of the races.
+        model: the file of a model to confirm winners on, or None for what the family finds by itself.
+        confirm: a row to confirm as if it had won the races, which are then left out; nothing is written.
     """
 
     kernels: tuple[str, ...] = ()
@@ -304,6 +332,8 @@ class Options:
     seed: int = 0
     limits: gate.Limits = field(default_factory=gate.Limits)
     plan: race.Plan = field(default_factory=race.Plan)
+    model: str | None = None
+    confirm: str | None = None
 
 
 @dataclass(frozen=True)
@@ -451,33 +481,7 @@ def tune(
     return results
 
 
-@dataclass
-class _Entrants:
-    """A kernel's rows on their way through the run.
-
-    Attributes:
-        kernel: the declaration.
-        bound: rows that can run here.
-        fallback: what runs untuned.
-        incumbent: what the manifest names, when it can run here and counts.
-        previous: what the manifest names.
-        rows: verdicts so far.
-        alive: rows that passed the gates, in order of declaration.
-        notes: for the reader.
-    """
-
-    kernel: Kernel
-    bound: Mapping[str, BoundRow]
-    fallback: str
-    incumbent: str | None
-    previous: str | None
-    rows: dict[str, RowRecord]
-    alive: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    complete: bool = True
-
-
-def entrants(kernel: Kernel, house: House, fresh: bool) -> _Entrants | KernelRecord:
+def entrants(kernel: Kernel, house: House, fresh: bool) -> Entrants | KernelRecord:
     """A kernel's rows before anything ran, or the record that says why nothing can be chosen."""
     previous = house.incumbent(kernel)
     bound, why = house.grid(kernel), house.why_not(kernel)
@@ -497,11 +501,12 @@ def entrants(kernel: Kernel, house: House, fresh: bool) -> _Entrants | KernelRec
             rows=rows,
         )
     standing = previous if previous in bound and not fresh else None
+    seats = {seat: s for seat, s in house.seats(kernel).items() if s in bound} if standing is not None else {}
     for suffix in bound:
         rows[suffix] = RowRecord("unmeasured", "not raced")
     order = [REFERENCE, *(row.suffix for row in kernel.rows)]
     rows = {suffix: rows[suffix] for suffix in order if suffix in rows}
-    return _Entrants(kernel, bound, fallback, standing, previous, rows)
+    return Entrants(kernel, bound, fallback, standing, previous, rows, seats=seats)
 
 
 class _Run:
@@ -550,7 +555,7 @@ class _Run:
             digests,
             records,
         )
-        manifest = None if self.options.dry_run else self.write(record)
+        manifest = None if self.options.dry_run or self.options.confirm else self.write(record)
         record = dataclasses.replace(record, stages=dict(self.stages.taken))
         chosen = any(r.winner is not None for r in records.values())
         status = FAILED if failed else DONE if chosen else NOTHING
@@ -594,7 +599,7 @@ class _Run:
             return found, False
         try:
             fixtures = self.house.fixtures(kernel)
-            regimes = check_regimes(fixtures.regimes())
+            check_regimes(fixtures.regimes())
         except NoFixtures:
             own = f"; its scope's tuner: python -m {kernel.scope.tuner}" if kernel.scope.tuner else ""
             text = f"not raced: the kernel declares no fixtures={own}"
@@ -604,8 +609,10 @@ class _Run:
             text = f"its fixtures cannot be used: {error}"
             _not_raced(found, "not raced: its fixtures cannot be used")
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
+        compiler = self.compilers.get(kernel.module, "")
+        journal = self.house.journal(kernel, compiler, self.options)
         with self.stages.timed("gate"):
-            reason = self.check(found, deadline)
+            reason = self.check(found, journal, deadline)
         if reason is not None:
             _not_raced(found, f"not raced: {reason}")
             bad = any(found.rows[s].verdict == "rejected" for s in (REFERENCE, found.fallback) if s in found.rows)
@@ -613,10 +620,13 @@ class _Run:
                 KernelRecord(None, found.previous, found.fallback, reason, False, rows=found.rows, notes=found.notes),
                 bad,
             )
-        record, bad = self.compete(found, regimes, deadline)
+        if self.options.confirm:
+            return self.confirm_only(found, journal, fixtures, deadline), False
+        record = self.compete(found, journal, fixtures, deadline)
+        bad = record.winner is None
         return (record if bad else self.keep(found, record)), bad
 
-    def keep(self, found: _Entrants, record: KernelRecord) -> KernelRecord:
+    def keep(self, found: Entrants, record: KernelRecord) -> KernelRecord:
         """The record, with the recorded winner in its place where this run could not measure it.
 
         A compiler that is gone, a cache that was wiped or a time limit says nothing about a row.
@@ -642,22 +652,42 @@ class _Run:
         rows[before] = dataclasses.replace(rows.get(before, RowRecord("")), verdict="winner", reason=reason)
         note = f"{before} keeps its entry: it could not be measured, since {why}; --fresh forgets it"
         return dataclasses.replace(
-            record, winner=before, reason=reason, complete=False, rows=rows, notes=[*record.notes, note]
+            record,
+            winner=before,
+            seats=dict(found.seats),
+            reason=reason,
+            complete=False,
+            rows=rows,
+            notes=[*record.notes, note],
         )
 
-    def check(self, found: _Entrants, deadline: Deadline) -> str | None:
+    def check(self, found: Entrants, journal: Journal, deadline: Deadline) -> str | None:
         """Run the gates; None, or why the kernel cannot go on."""
         # First what the rest is compared with, then the incumbent, then the fallback chain, then the others.
         first = [REFERENCE, found.fallback, found.incumbent, *found.kernel.fallback]
         order = [s for s in dict.fromkeys([*first, *found.bound]) if s is not None and s in found.bound]
+        if self.options.confirm:
+            order = [s for s in order if s in (found.fallback, self.options.confirm)]
         base = [s for s in order if s in (REFERENCE, found.fallback)]
         job = self.house.job(found.kernel)
+        known = {s: gate.Verdict(s, gate.PASSED, "", t) for s in order if (t := journal.passed(s)) is not None}
+        if known:
+            found.reused.append(f"the checks of {len(known)} rows")
 
         def progress(suffix: str, case: str, done: int, of: int) -> None:
             self.console.progress(f"checking {found.kernel.name}: {done}/{of} rows, {suffix}: {case}")
 
-        ask = gate.gate_rows_here if self.options.in_process else self._gate_rows
-        verdicts = ask(job, base, deadline=deadline, progress=progress)
+        def heard(verdict: gate.Verdict) -> None:
+            if verdict.state != gate.SKIPPED:
+                journal.heard(verdict.suffix, verdict.state == gate.PASSED, verdict.seconds)
+
+        def ask(suffixes: Sequence[str], limit: Deadline) -> dict[str, gate.Verdict]:
+            new = [s for s in suffixes if s not in known]
+            run = gate.gate_rows_here if self.options.in_process else self._gate_rows
+            asked = run(job, new, deadline=limit, progress=progress, heard=heard) if new else {}
+            return {s: known.get(s) or asked[s] for s in suffixes}
+
+        verdicts = ask(base, deadline)
         for suffix, verdict in verdicts.items():
             found.rows[suffix] = _row_of(verdict)
         for suffix in base:
@@ -666,180 +696,201 @@ class _Run:
                 failed = "failed a check" if verdicts[suffix].state == gate.REJECTED else "was not checked"
                 return f"{what} {failed}: {verdicts[suffix].reason}"
         # Half of what is left is for the race: rows that were checked and never timed help nobody.
-        rest = ask(job, [s for s in order if s not in base], deadline=deadline.share(0.5), progress=progress)
+        rest = ask([s for s in order if s not in base], deadline.share(0.5))
         for suffix, verdict in rest.items():
             found.rows[suffix] = _row_of(verdict)
         verdicts.update(rest)
-        found.alive = [s for s in found.bound if verdicts[s].state == gate.PASSED]
+        found.alive = [s for s in found.bound if s in verdicts and verdicts[s].state == gate.PASSED]
         found.complete = all(v.state != gate.SKIPPED for v in verdicts.values())
         return None
 
     def _gate_rows(
-        self, job: gate.Job, suffixes: Sequence[str], *, deadline: Deadline, progress: gate.Progress
+        self,
+        job: gate.Job,
+        suffixes: Sequence[str],
+        *,
+        deadline: Deadline,
+        progress: gate.Progress,
+        heard: Callable[[gate.Verdict], None],
     ) -> dict[str, gate.Verdict]:
-        return gate.gate_rows(job, suffixes, limits=self.options.limits, deadline=deadline, progress=progress)
+        return gate.gate_rows(
+            job, suffixes, limits=self.options.limits, deadline=deadline, progress=progress, heard=heard
+        )
 
-    def compete(self, found: _Entrants, regimes: Sequence[Regime], deadline: Deadline) -> tuple[KernelRecord, bool]:
-        """Race the rows that are left and decide."""
-        kernel = found.kernel
-        args = {s: kernel.full_args(kernel.row(s)) for s in found.bound}
-        incumbent = found.incumbent if found.incumbent in found.alive else None
-        standings: list[stats.Standing] = []
-        readings: dict[str, race.Reading] = {}
-        regime_records: dict[str, RegimeRecord] = {}
-        picked: str | None = None
-        chooses = {p for r in regimes if r.decides != EVERYTHING for p in r.decides}
-        for done, regime in enumerate(regimes):
-            # The primary's share is double: on it everything else rests.
-            weights = len(regimes) - done + (1 if done == 0 else 0)
-            share = deadline.share((2 if done == 0 else 1) / weights)
-            # On one lane: a race ranks kernels, and other lanes would bring their neighbours' noise into it.
-            with self.stages.timed(f"race {regime.name}"), threads(1):
-                result = self.race_one(found, regime, share, standings, picked, incumbent, args, chooses)
-            for suffix, reason in result.failed.items():
-                name = suffix.removesuffix(race.TWIN)
-                found.rows[name] = RowRecord("rejected", f"{regime.name}: {reason}", found.rows[name].seconds)
-                if name in found.alive:
-                    found.alive.remove(name)
-            reading = race.read(result, self.options.plan)
-            readings[regime.name] = reading
-            regime_records[regime.name] = _regime_record(regime, result, reading)
-            found.complete = found.complete and result.complete
-            if found.fallback not in found.alive:
-                reason = f"the fallback {found.fallback} failed while it was timed: {found.rows[found.fallback].reason}"
-                return (
-                    KernelRecord(
-                        None,
-                        found.previous,
-                        found.fallback,
-                        reason,
-                        False,
-                        rows=found.rows,
-                        regimes=regime_records,
-                        notes=found.notes,
-                    ),
-                    True,
-                )
-            enough = reading.final.get(found.fallback, None)
-            if enough is None or enough.count < stats.LEAST_ROUNDS:
-                if done == 0:
-                    break
-                continue
-            standings.append(
-                stats.Standing(
-                    regime.name,
-                    regime.decides,
-                    _living(reading.final, found.alive),
-                    _living(reading.screened, found.alive),
-                    reading.margin,
-                    reading.cut,
-                )
-            )
-            if done == 0:
-                picked = stats.decide(standings, args, incumbent, found.fallback).winner
-        # A row may have been rejected in a later regime than the first.
-        standings = [
-            dataclasses.replace(s, final=_living(s.final, found.alive), screened=_living(s.screened, found.alive))
-            for s in standings
-        ]
-        if not standings:
-            winner = incumbent or found.fallback
-            reason = "too little was measured within the time limit to choose by; this is what ran before"
-            found.rows[winner] = dataclasses.replace(found.rows[winner], verdict="winner", reason=reason)
-            record = KernelRecord(
+    def compete(self, found: Entrants, journal: Journal, fixtures: Fixtures, deadline: Deadline) -> KernelRecord:
+        """Race the rows that are left, confirm who won, and decide."""
+        regimes = check_regimes(fixtures.regimes())
+        known = Competition(
+            found,
+            regimes,
+            journal,
+            self.options.plan,
+            self.options.seed,
+            self.clock,
+            self.stages.timed,
+            self.console.progress,
+        )
+        # A confirmation is by far the dearest part per row, and comes last: it may have half.
+        result = known.run(deadline.share(1 - CONFIRM_SHARE))
+
+        def record(winner: str | None, reason: str, **more: Any) -> KernelRecord:
+            return KernelRecord(
                 winner,
                 found.previous,
                 found.fallback,
                 reason,
-                False,
                 rows=found.rows,
-                regimes=regime_records,
+                regimes=result.regimes,
                 notes=found.notes,
+                reused=found.reused,
+                **{"complete": False, **more},
             )
-            return record, False
-        decision = stats.decide(standings, args, incumbent, found.fallback)
-        reason = _judge(found, standings, decision, incumbent, args, chooses)
-        _comment(found, regimes, readings, decision.winner, self.options.plan)
-        picks = {pick.regime: pick.winner for pick in decision.picks}
-        record = KernelRecord(
-            decision.winner,
+
+        if result.broken:
+            return record(None, result.broken)
+        if not found.complete:
+            found.notes.append("the time limit came first: not every row was measured to the end")
+        if result.decision is None:
+            winner = found.incumbent or found.fallback
+            reason = "too little was measured within the time limit to choose by; this is what ran before"
+            found.rows[winner] = dataclasses.replace(found.rows[winner], verdict="winner", reason=reason)
+            return record(winner, reason, seats=dict(found.seats) if winner == found.incumbent else {})
+        reason = known.judge()
+        picks = {pick.regime: pick.winner for pick in result.decision.picks}
+        winner = result.decision.winner
+        if result.decision.picks[0].held == stats.NOISE:
+            # What ran before stays, since nothing can be told here, and that holds for chains of work, too.
+            crowned = Crown(winner, dict(found.seats) if winner == found.incumbent else {}, [])
+        else:
+            with self.stages.timed("confirm"):
+                crowned = self.confirm(found, journal, fixtures, winner, known.seats, deadline)
+        verdicts_of = {entry.verdict for entry in crowned.records}
+        if crowned.row != result.decision.winner:
+            reason = self.dethrone(found, result.decision.winner, crowned)
+        if UNFINISHED in verdicts_of:
+            found.complete = False
+        elif result.quiet and found.complete and UNUSABLE not in verdicts_of:
+            measured = {s: found.rows[s] for s in known.racers if found.rows[s].verdict in _MEASURED}
+            journal.settle(measured, known.racers)
+        if journal.problem:
+            self.notes.append(f"{journal.problem}; the next run starts from nothing")
+        return record(
+            crowned.row,
+            reason,
+            picks=picks,
+            complete=found.complete,
+            seats=crowned.seats,
+            confirm=crowned.records,
+        )
+
+    # --- confirming
+
+    def confirm(
+        self,
+        found: Entrants,
+        journal: Journal,
+        fixtures: Fixtures,
+        winner: str,
+        picks: Callable[[str], Mapping[str, str]],
+        deadline: Deadline,
+    ) -> Crown:
+        """Put the race's winner, and what won in its seats, to what applications do."""
+        chains: list[Chain] = []
+
+        def put(challenger: Arm, base: Arm, what: str) -> list[ConfirmRecord]:
+            if not chains:
+                chains.extend(self.chains(found.kernel, fixtures))
+            if challenger.seats and not self.options.in_process:
+                reason = self.check_pair(found.kernel, challenger, deadline)
+                if reason is not None:
+                    return [
+                        ConfirmRecord("gate", what, challenger.label, base.label, REJECTED, f"together: {reason}")
+                    ]
+            done: list[ConfirmRecord] = []
+            for chain in chains:
+                key = confirm_key(chain.name, [p.work for p in chain.parts], what, challenger.label, base.label)
+                old = journal.confirm(key)
+                if old is not None:
+                    found.reused.append(f"the confirmation of {challenger.label} on {chain.name}")
+                    done.append(old)
+                else:
+                    new = confirm(challenger, base, what, [chain], self.arm_of(found.kernel), deadline, progress)
+                    for entry in new:
+                        if entry.verdict in (CONFIRMED, REJECTED) and entry.ratio is not None:
+                            journal.keep_confirm(key, entry)
+                    done += new
+                if done and done[-1].verdict in (REJECTED, UNFINISHED):
+                    break
+            return done
+
+        def progress(chain: str, arm: str, done: int, of: int) -> None:
+            self.console.progress(f"confirming {found.kernel.name} on {chain}: pair {done + 1} of at most {of}, {arm}")
+
+        crowned = crown(winner, found.fallback, picks, put)
+        before = found.incumbent
+        ended = any(entry.verdict == UNFINISHED for entry in crowned.records)
+        if ended and crowned.row != winner and before is not None and before in found.alive:
+            # A time limit says nothing about a row: what ran before goes on.
+            return Crown(before, dict(found.seats), crowned.records)
+        return crowned
+
+    def chains(self, kernel: Kernel, fixtures: Fixtures) -> Sequence[Chain]:
+        """The kernel's chains; a family that cannot give them is a note, and its winners stay unconfirmed."""
+        try:
+            return self.house.chains(kernel, fixtures, self.options.model)
+        except (TunekitError, ValueError, OSError) as error:
+            self.notes.append(f"{kernel.key}: nothing to confirm a winner with: {error}")
+            return ()
+
+    def arm_of(self, kernel: Kernel) -> Callable[[Arm, Chain], Times]:
+        def run(arm: Arm, chain: Chain) -> Times:
+            return self.house.arm(kernel, arm, chain, self.options.model, self.deadline)
+
+        return run
+
+    def check_pair(self, kernel: Kernel, arm: Arm, deadline: Deadline) -> str | None:
+        """Run the gates on a row with another row in a seat of it; None, or the reason against the pair."""
+        name = pair_name(arm.row, arm.seats)
+        job = self.house.job(kernel)
+        job = dataclasses.replace(job, args=(*job.args, name))
+        verdict = gate.gate_rows(job, [name], limits=self.options.limits, deadline=deadline)[name]
+        return None if verdict.state == gate.PASSED else verdict.reason
+
+    def dethrone(self, found: Entrants, challenger: str, crowned: Crown) -> str:
+        """Note that the race's winner was not confirmed; the reason why another one runs."""
+        about = [entry for entry in crowned.records if entry.what == EVERYTHING]
+        last = about[-1] if about else None
+        why = f"{last.chain}: {last.reason}" if last is not None else "there is nothing to confirm it with"
+        found.rows[challenger] = dataclasses.replace(
+            found.rows[challenger], verdict="unconfirmed", reason=f"won the races and not {why}"
+        )
+        reason = f"{challenger} won the races and was not confirmed ({why})"
+        found.rows[crowned.row] = dataclasses.replace(found.rows[crowned.row], verdict="winner", reason=reason)
+        found.notes.append(f"{reason}; {crowned.row} is kept")
+        return reason
+
+    def confirm_only(self, found: Entrants, journal: Journal, fixtures: Fixtures, deadline: Deadline) -> KernelRecord:
+        """``--confirm ROW``: leave out the races, as if the row had won them."""
+        row = str(self.options.confirm)
+        if row not in found.alive:
+            known = found.rows.get(row, RowRecord("", "the grid has no such row"))
+            return KernelRecord(None, found.previous, found.fallback, f"{row} cannot be confirmed: {known.reason}")
+        found.rows[row] = dataclasses.replace(found.rows[row], reason="put to the confirmation by hand")
+        with self.stages.timed("confirm"):
+            crowned = self.confirm(found, journal, fixtures, row, lambda row: {}, deadline)
+        reason = "confirmed" if crowned.row == row else self.dethrone(found, row, crowned)
+        if crowned.row == row:
+            found.rows[row] = dataclasses.replace(found.rows[row], verdict="winner", reason=reason)
+        return KernelRecord(
+            crowned.row,
             found.previous,
             found.fallback,
             reason,
-            found.complete,
-            picks=picks,
+            False,
             rows=found.rows,
-            regimes=regime_records,
             notes=found.notes,
+            confirm=crowned.records,
         )
-        return record, False
-
-    def race_one(
-        self,
-        found: _Entrants,
-        regime: Regime,
-        deadline: Deadline,
-        standings: Sequence[stats.Standing],
-        picked: str | None,
-        incumbent: str | None,
-        args: Mapping[str, Mapping[str, object]],
-        chooses: set[str],
-    ) -> race.RaceResult:
-        """Prepare and race one regime."""
-        name = found.kernel.name
-        base = found.fallback
-        entries: dict[str, race.Call] = {}
-        failed: dict[str, str] = {}
-        twin: race.Call | None = None
-        order = [base, *(s for s in found.alive if s != base)]
-        for done, suffix in enumerate(order):
-            self.console.progress(f"racing {name} at {regime.name}: preparing {done}/{len(order)}, {suffix}")
-            if deadline.over():
-                break
-            try:
-                entries[suffix] = regime.prepare(found.bound[suffix])
-                if suffix == base:
-                    twin = regime.prepare(found.bound[suffix])
-            except Exception as error:
-                failed[suffix] = f"raised {type(error).__name__} while it was prepared: {error}"
-        if base not in entries or twin is None:
-            # Before the limit only a fallback that cannot be prepared comes here, and then it is in ``failed``.
-            return race.RaceResult(self.options.seed, base, failed=failed, complete=False)
-        among: set[str] | None = None
-        final = bool(regime.decides)
-        group: Callable[[str], Hashable] | None = None
-        if regime.decides == EVERYTHING:
-            # Rows that differ only in what other regimes choose do the same work in this one.
-            if chooses:
-                group = _grouping(args, chooses)
-        elif final:
-            among = set()
-            if picked is not None and standings:
-                among = set(stats.candidates_for(standings[0], picked, regime.decides, args))
-            final = len(among) > 1
-
-        def progress(stage: str, done: int, of: int) -> None:
-            self.console.progress(f"racing {name} at {regime.name}: {stage} {done}/{of}, {len(entries)} rows")
-
-        keep = {base} | ({incumbent} if incumbent in entries else set())
-        if among is not None:
-            keep |= among & set(entries)
-        result = race.race(
-            entries,
-            twin,
-            base,
-            keep={k for k in keep if k is not None},
-            among=among,
-            group=group,
-            final=final,
-            seed=self.options.seed,
-            plan=self.options.plan,
-            clock=self.clock,
-            deadline=deadline,
-            progress=progress,
-        )
-        short = len(entries) + len(failed) < len(order)
-        return dataclasses.replace(result, failed={**failed, **result.failed}, complete=result.complete and not short)
 
     # --- writing
 
@@ -852,7 +903,8 @@ class _Run:
         except ManifestError:
             old = None  # none yet, or one that this version does not read
         with self.stages.timed("write"), undisturbed():
-            path = self.house.write(winners, merge(old, record).to_json())
+            seats = {k: record.kernels[k.name].seats for k in winners}
+            path = self.house.write(winners, merge(old, record).to_json(), seats)
         with self.stages.timed("stamp"):
             self.console.progress(f"building {self.scope}: the module with the winners")
             for module in dict.fromkeys(kernel.module for kernel in winners):
@@ -867,18 +919,7 @@ class _Run:
         return path
 
 
-def _grouping(args: Mapping[str, Mapping[str, object]], parameters: set[str]) -> Callable[[str], Hashable]:
-    def key(name: str) -> Hashable:
-        return tuple(stats.equals_without(args, name, parameters))
-
-    return key
-
-
-def _living(found: Mapping[str, stats.Estimate], alive: Sequence[str]) -> dict[str, stats.Estimate]:
-    return {name: e for name, e in found.items() if name in alive}
-
-
-def _not_raced(found: _Entrants, reason: str) -> None:
+def _not_raced(found: Entrants, reason: str) -> None:
     for suffix in found.bound:
         if found.rows[suffix].verdict == "unmeasured":
             found.rows[suffix] = dataclasses.replace(found.rows[suffix], reason=reason)
@@ -888,123 +929,3 @@ def _row_of(verdict: gate.Verdict) -> RowRecord:
     kind = {gate.PASSED: "unmeasured", gate.REJECTED: "rejected", gate.SKIPPED: "unmeasured"}[verdict.state]
     reason = verdict.reason or ("the time limit came before its race" if kind == "unmeasured" else "")
     return RowRecord(kind, reason, verdict.seconds)
-
-
-def _regime_record(regime: Regime, result: race.RaceResult, reading: race.Reading) -> RegimeRecord:
-    best = {**reading.screened, **reading.final}
-    measured = bool(reading.final)
-    return RegimeRecord(
-        unit=regime.unit,
-        work=regime.work,
-        decides=list(regime.decides),
-        seed=result.seed,
-        complete=result.complete,
-        floor=reading.floor if measured else None,
-        margin=reading.margin if measured else None,
-        calls=dict(result.calls),
-        centres={n: e.centre for n, e in best.items()},
-        errors={n: e.error for n, e in best.items()},
-        spreads={n: e.spread for n, e in best.items()},
-        finalists=sorted(n for n in result.final if not n.endswith(race.TWIN)),
-        screening={n: list(t) for n, t in result.screening.items()},
-        final={n: list(t) for n, t in result.final.items()},
-    )
-
-
-def percent(ratio: float) -> str:
-    """``+9.1 %`` for 1.091; ``-0.0`` is not a number that people want to read."""
-    value = round(100 * (ratio - 1), 1)
-    return f"{value if value else 0.0:+.1f} %"
-
-
-def _judge(
-    found: _Entrants,
-    standings: Sequence[stats.Standing],
-    decision: stats.Decision,
-    incumbent: str | None,
-    args: Mapping[str, Mapping[str, object]],
-    chooses: set[str],
-) -> str:
-    """Give every measured row its verdict; the reason why the winner won."""
-    by_name = {standing.regime: standing for standing in standings}
-    for name in standings[0].screened:
-        kin = [n for n in stats.equals_without(args, name, chooses) if n in decision.picks[0].among]
-        verdict, reason = _verdict(name, kin, by_name, standings[0], decision)
-        found.rows[name] = dataclasses.replace(found.rows[name], verdict=verdict, reason=reason)
-    winner, last = decision.winner, decision.picks[-1]
-    margin = f"{100 * by_name[last.regime].margin:.1f} %"
-    if last.held == stats.NOISE:
-        reason = f"too noisy at {last.regime} (margin {margin}): what ran before is kept"
-    elif last.held == stats.BEST:
-        reason = f"what ran before is kept: no lead over it at {last.regime} shows in the best samples"
-    elif winner == found.fallback == decision.picks[0].winner:
-        reason = f"the fallback; no row leads it by more than {100 * standings[0].margin:.1f} %"
-    elif winner == incumbent and len(last.band) > 1:
-        reason = f"the incumbent, within the margin of {margin} of the fastest"
-    elif len(decision.picks) > 1:
-        reason = f"of the rows that {decision.picks[0].regime} cannot tell apart, the one for {last.regime}"
-    elif len(last.band) > 1:
-        reason = f"leads the fallback; first by name of {len(last.band)} rows within the margin of {margin}"
-    else:
-        reason = f"leads every other row by more than {margin}"
-    found.rows[winner] = dataclasses.replace(found.rows[winner], verdict="winner", reason=reason)
-    return reason
-
-
-def _verdict(
-    name: str,
-    kin: Sequence[str],
-    by_name: Mapping[str, stats.Standing],
-    primary: stats.Standing,
-    decision: stats.Decision,
-) -> tuple[str, str]:
-    """What became of a measured row that did not win: by the last regime that had it in question.
-
-    ``kin`` are the primary's finalists that do the same work there as this row.
-    """
-    for pick in reversed(decision.picks):
-        if name in pick.among:
-            standing = by_name[pick.regime]
-            if pick.held == stats.NOISE:
-                return "tied", f"too noisy at {pick.regime} to tell (margin {100 * standing.margin:.1f} %)"
-            if name in pick.band:
-                if pick.held == stats.BEST:
-                    return "tied", f"its lead at {pick.regime} does not show in the best samples"
-                return "tied", f"within the margin of {100 * standing.margin:.1f} % at {pick.regime}"
-            fastest = min(standing.final[other].centre for other in pick.among)
-            return "slower", f"{percent(standing.final[name].centre / fastest)} time at {pick.regime}"
-    fastest = min(e.centre for e in primary.screened.values())
-    behind = percent(primary.screened[name].centre / fastest)
-    if decision.picks[0].held == stats.NOISE:
-        return "tied", f"too noisy at {primary.regime} to tell (margin {100 * primary.margin:.1f} %)"
-    tied = [other for other in kin if other in decision.picks[0].band]
-    if tied:
-        return "tied", f"does at {primary.regime} what {tied[0]} does"
-    return "slower", f"{behind} time at {primary.regime} in the screening"
-
-
-def _comment(
-    found: _Entrants, regimes: Sequence[Regime], readings: Mapping[str, race.Reading], winner: str, plan: race.Plan
-) -> None:
-    """Notes that a reader of the table should see beside it."""
-    for regime in regimes:
-        reading = readings.get(regime.name)
-        if reading is None or not reading.final:
-            continue
-        if regime.decides and reading.margin > stats.CEILING:
-            found.notes.append(
-                f"too noisy at {regime.name}: the fallback differs from itself by up to {100 * reading.floor:.1f} %, "
-                f"and above {100 * stats.CEILING:.0f} % no lead is believed; retune when the box is quiet"
-            )
-        elif regime.decides and reading.floor > plan.least_margin:
-            found.notes.append(
-                f"noisy at {regime.name}: the fallback differs from itself by up to {100 * reading.floor:.1f} %, "
-                f"so only a lead of more than that counts"
-            )
-        best = {**reading.screened, **reading.final}
-        if winner != found.fallback and winner in best and found.fallback in best:
-            ratio = best[found.fallback].centre / best[winner].centre
-            if ratio < 1 - reading.margin:
-                found.notes.append(f"the winner is slower than the fallback at {regime.name} ({percent(ratio)})")
-    if not found.complete:
-        found.notes.append("the time limit came first: not every row was measured to the end")

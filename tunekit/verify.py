@@ -29,9 +29,10 @@ from tunekit.cpu.features import implied
 from tunekit.errors import ToolchainError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.measure import gate
+from tunekit.measure.family import fixtures_of
 from tunekit.measure.fixtures import SPILLS, BoundRow, Count, EmissionFixtures, Fixtures, GateCase, Regime, Unit
 from tunekit.rows import REFERENCE
-from tunekit.tuner import House, fixtures_of
+from tunekit.tuner import House
 
 Progress = Callable[[int, int, str], None]
 

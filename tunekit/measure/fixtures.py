@@ -69,6 +69,8 @@ class Regime:
         decides: ``"*"`` for the primary regime, which chooses among all rows; names of row arguments for a
             secondary one, which chooses among the rows that equal the primary's winner in all other arguments;
             empty for a regime that is only reported.
+        seat: a companion with a seat (see :func:`tunekit.companion`) whose own row this regime chooses, among the rows
+            of the winner's layout; empty for none. It may choose arguments by ``decides``, too, and does so first.
         prepare: gets the row, builds the row's own operands and returns the function to time. That function
             should do at least 20 microseconds of work a call: it is called from Python.
     """
@@ -78,6 +80,7 @@ class Regime:
     unit: str = "GMAC/s"
     decides: str | tuple[str, ...] = ()
     prepare: Prepare = _no_prepare
+    seat: str = ""
 
     def __post_init__(self) -> None:
         if not self.work > 0:
@@ -87,9 +90,51 @@ class Regime:
         if isinstance(self.decides, str) and self.decides != EVERYTHING:
             raise ValueError(f"regime {self.name}: decides is '*' or a tuple of row arguments, not {self.decides!r}")
 
+    @property
+    def chooses(self) -> bool:
+        """Whether anything follows from this regime, or it is only reported."""
+        return bool(self.decides or self.seat)
+
     def rate(self, seconds: float) -> float:
         """What one call in ``seconds`` means in ``unit``."""
         return self.work / seconds / 1e9
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a :class:`Chain` that is timed by itself.
+
+    Attributes:
+        name: short, such as ``prefill``.
+        work: what it does, in the unit's own count.
+        decides: about what its time counts: ``"*"`` for the kernel's row, names of seats for theirs.
+    """
+
+    name: str
+    work: float
+    decides: tuple[str, ...] = (EVERYTHING,)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What an application does with a kernel, from end to end: the last word on a row that won the races.
+
+    It runs in fresh processes in which nothing but a row's name differs, through the calls that users make, on all
+    lanes. A row's score is the time of the parts that decide ``"*"``, added up; a seat's that of those which name it.
+
+    Attributes:
+        name: shown in the record, such as ``SmolLM2-135M``.
+        parts: what is timed, in order.
+        prepare: called once in each process; returns a function that runs the part of the name it is given, and may
+            return how often it did so (None: once). It says in an exception why it cannot (no memory, no file), and
+            such a chain decides nothing.
+        unit: what ``work / seconds / 1e9`` is called.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    prepare: Callable[[], Callable[[str], int | None]]
+    unit: str = "GMAC/s"
 
 
 @dataclass(frozen=True)
@@ -156,6 +201,21 @@ class Unit:
     arch: str
     features: tuple[str, ...]
     symbols: Mapping[str, str]
+
+
+@runtime_checkable
+class ConfirmFixtures(Protocol):
+    """Fixtures that also say what an application does. Without it, the chain is one pass of the deciding regimes."""
+
+    def confirm(self, model: str | None) -> Sequence[Chain]:
+        """The chains, in the order in which a challenger must win them.
+
+        Args:
+            model: the file of ``retune --model``, or None.
+
+        Raises:
+            ValueError: the file is none that the family reads; the message says why.
+        """
 
 
 @runtime_checkable

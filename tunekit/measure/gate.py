@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from tunekit.errors import GateError
 from tunekit.measure.child import load, run_gates
@@ -86,22 +86,24 @@ class OutOfTime(Exception):
     """The deadline came while a row ran."""
 
 
-def _environment() -> dict[str, str]:
-    # The child must import the very modules that this process did, wherever they were found.
+def environment() -> dict[str, str]:
+    """The environment of a child: it must import the very modules that this process did, wherever they were found."""
     path = [str(Path(entry).absolute()) for entry in sys.path]
-    return {**os.environ, "TUNEKIT_MODE": "tune", "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 
 
-class Child:
-    """One child process that answers for rows of one job. A context manager: leaving it kills the process.
+class Process:
+    """One child process and the channel on which it answers. A context manager: leaving it kills the process.
+
+    Args:
+        module: what runs in it; it gets the channel's descriptor and our process number as arguments.
+        variables: its environment.
 
     Raises:
-        GateError: no child can be started on this system, or it cannot load the family.
+        GateError: no child can be started on this system.
     """
 
-    def __init__(self, job: Job, limits: Limits) -> None:
-        self.limits = limits
-        self.served = 0
+    def __init__(self, module: str, variables: Mapping[str, str]) -> None:
         self._buffer = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
@@ -110,12 +112,12 @@ class Child:
         try:
             # A process group of its own: what a kernel forks goes down with it, and Ctrl-C reaches this process only.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tunekit.measure.child", str(write), str(os.getpid())],
+                [sys.executable, "-P", "-m", module, str(write), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=(write,),
-                env=_environment(),
+                env=variables,
                 process_group=0,
             )
         except (OSError, ValueError) as error:
@@ -126,59 +128,13 @@ class Child:
             raise
         finally:
             os.close(write)
-        try:
-            self._selector.register(self._read, selectors.EVENT_READ)
-            self._send({"load": job.load, "args": list(job.args), "memory": limits.memory, "timeout": limits.row})
-            first = self._receive(limits.start, Deadline(None))
-        except ChildDied as error:
-            self.kill()
-            raise GateError(f"the child process that checks rows did not start: {error}") from error
-        except BaseException:
-            self.kill()
-            raise
-        if "error" in first:
-            self.kill()
-            raise GateError(f"the child process that checks rows cannot load {':'.join(job.args)}: {first['error']}")
+        self._selector.register(self._read, selectors.EVENT_READ)
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.kill()
-
-    def ask(self, suffix: str, deadline: Deadline, begin: Callable[[str], None]) -> str | None:
-        """Run a row's gates; None or the reason of its rejection.
-
-        Raises:
-            ChildDied: the process ended, hung or spoke nonsense while the row was in progress.
-            OutOfTime: the deadline came first.
-        """
-        case = ""
-        try:
-            self._send({"row": suffix})
-            while True:
-                message = self._receive(self.limits.row, deadline)
-                if message.get("row") != suffix:
-                    raise ChildDied("wrote into the channel of the verdicts")
-                if "verdict" in message:
-                    self.served += 1
-                    return None if message["verdict"] is None else str(message["verdict"])
-                case = str(message.get("case", ""))
-                begin(case)
-        except ChildDied as error:
-            raise type(error)(f"{case}: {error}" if case else str(error)) from None
-
-    def finish(self) -> None:
-        """Let the process end by itself. Raises ChildDied when it does not do so in order."""
-        process = self._process
-        if process is None or process.stdin is None:
-            return
-        process.stdin.close()
-        status = self._status(self.limits.row)
-        if status is None:
-            raise ChildHung(f"the process hung at its end ({self.limits.row:g} s)")
-        if status != 0:
-            raise ChildDied(f"the process was damaged: at its end {describe_end(status)}{self._last_words()}")
 
     def kill(self) -> None:
         """End the process and whatever it started, whatever state they are in. Safe to call twice."""
@@ -202,7 +158,8 @@ class Child:
             os.close(self._read)
             self._read = -1
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Put a request to it. Raises ChildDied."""
         process = self._process
         if process is None or process.stdin is None:
             raise ChildDied("it was ended before")
@@ -212,7 +169,13 @@ class Child:
         except OSError:
             raise ChildDied(self._end()) from None
 
-    def _receive(self, timeout: float, deadline: Deadline) -> dict[str, Any]:
+    def receive(self, timeout: float, deadline: Deadline) -> dict[str, Any]:
+        """Its next answer.
+
+        Raises:
+            ChildDied: it ended, took longer than ``timeout`` seconds, or spoke nonsense.
+            OutOfTime: the deadline came first.
+        """
         end = time.monotonic() + timeout
         while b"\n" not in self._buffer:
             left = end - time.monotonic()
@@ -268,6 +231,65 @@ class Child:
         return f" ({said[-1][:120]})" if said else ""
 
 
+class Child(Process):
+    """One child process that answers for rows of one job.
+
+    Raises:
+        GateError: no child can be started on this system, or it cannot load the family.
+    """
+
+    def __init__(self, job: Job, limits: Limits) -> None:
+        self.limits = limits
+        self.served = 0
+        super().__init__("tunekit.measure.child", {**environment(), "TUNEKIT_MODE": "tune"})
+        try:
+            self.send({"load": job.load, "args": list(job.args), "memory": limits.memory, "timeout": limits.row})
+            first = self.receive(limits.start, Deadline(None))
+        except ChildDied as error:
+            self.kill()
+            raise GateError(f"the child process that checks rows did not start: {error}") from error
+        except BaseException:
+            self.kill()
+            raise
+        if "error" in first:
+            self.kill()
+            raise GateError(f"the child process that checks rows cannot load {':'.join(job.args)}: {first['error']}")
+
+    def ask(self, suffix: str, deadline: Deadline, begin: Callable[[str], None]) -> str | None:
+        """Run a row's gates; None or the reason of its rejection.
+
+        Raises:
+            ChildDied: the process ended, hung or spoke nonsense while the row was in progress.
+            OutOfTime: the deadline came first.
+        """
+        case = ""
+        try:
+            self.send({"row": suffix})
+            while True:
+                message = self.receive(self.limits.row, deadline)
+                if message.get("row") != suffix:
+                    raise ChildDied("wrote into the channel of the verdicts")
+                if "verdict" in message:
+                    self.served += 1
+                    return None if message["verdict"] is None else str(message["verdict"])
+                case = str(message.get("case", ""))
+                begin(case)
+        except ChildDied as error:
+            raise type(error)(f"{case}: {error}" if case else str(error)) from None
+
+    def finish(self) -> None:
+        """Let the process end by itself. Raises ChildDied when it does not do so in order."""
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        process.stdin.close()
+        status = self._status(self.limits.row)
+        if status is None:
+            raise ChildHung(f"the process hung at its end ({self.limits.row:g} s)")
+        if status != 0:
+            raise ChildDied(f"the process was damaged: at its end {describe_end(status)}{self._last_words()}")
+
+
 def _peek(process: subprocess.Popen[bytes]) -> int | None:
     """A process's return code without reaping it, or None; where the system cannot peek, it is reaped."""
     if process.returncode is not None or not hasattr(os, "waitid"):
@@ -298,6 +320,7 @@ def gate_rows(
     limits: Limits | None = None,
     deadline: Deadline | None = None,
     progress: Progress | None = None,
+    heard: Callable[[Verdict], None] | None = None,
 ) -> dict[str, Verdict]:
     """Run the gates of rows in children, in the order given.
 
@@ -307,13 +330,16 @@ def gate_rows(
         limits: time and memory of a row.
         deadline: rows in progress or not yet begun by then are skipped.
         progress: called with (suffix, check, rows done, rows in all).
+        heard: called with each verdict as it falls; a later call for the same row takes the earlier one back.
 
     Raises:
         GateError: no child can be started, or it cannot load the family.
     """
     if getattr(sys, "frozen", False) or not sys.executable:
         raise GateError(_no_child("this Python is frozen or embedded"))
-    return _Gating(job, limits or Limits(), deadline or Deadline(None), progress, len(suffixes)).run(suffixes)
+    gating = _Gating(job, limits or Limits(), deadline or Deadline(None), progress, len(suffixes))
+    gating.heard = heard or gating.heard
+    return gating.run(suffixes)
 
 
 class _Gating:
@@ -323,6 +349,7 @@ class _Gating:
         self.job, self.limits, self.deadline, self.total = job, limits, deadline, total
         self.progress: Progress = progress or (lambda suffix, case, done, of: None)
         self.verdicts: dict[str, Verdict] = {}
+        self.heard: Callable[[Verdict], None] = lambda verdict: None
 
     def run(self, suffixes: Sequence[str]) -> dict[str, Verdict]:
         child: Child | None = None
@@ -344,6 +371,7 @@ class _Gating:
                 elif verdict.state == PASSED:
                     passed_here.append(suffix)
                 self.verdicts[suffix] = verdict
+                self.heard(verdict)
         finally:
             if child is not None:
                 child.kill()
@@ -373,6 +401,7 @@ class _Gating:
             return verdict if again.state == SKIPPED else again
         for other in before:
             self.verdicts[other] = self.alone(other)
+            self.heard(self.verdicts[other])
         return again
 
     def alone(self, suffix: str) -> Verdict:
@@ -394,6 +423,7 @@ def gate_rows_here(
     *,
     deadline: Deadline | None = None,
     progress: Progress | None = None,
+    heard: Callable[[Verdict], None] | None = None,
 ) -> dict[str, Verdict]:
     """As :func:`gate_rows`, in this process: only on request, where no child can be had. A bad row ends it."""
     limit = deadline or Deadline(None)
@@ -413,4 +443,6 @@ def gate_rows_here(
         reason = run_gates(rows[suffix], cases, regimes, begin)
         state = PASSED if reason is None else REJECTED
         verdicts[suffix] = Verdict(suffix, state, reason or "", time.monotonic() - start)
+        if heard is not None:
+            heard(verdicts[suffix])
     return verdicts

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -21,7 +22,8 @@ class RowRecord:
     """What became of one row.
 
     Attributes:
-        verdict: one of ``winner tied slower rejected unavailable unmeasured``.
+        verdict: one of ``winner tied slower unconfirmed rejected unavailable unmeasured``; ``unconfirmed`` won the race
+            and not what an application does (see :class:`ConfirmRecord`).
         reason: why, in one sentence; empty for a winner that needs none.
         seconds: how long its gates took.
     """
@@ -45,6 +47,7 @@ class RegimeRecord:
         centres, errors, spreads: of the final where the row was in it, else of the screening (levelled samples).
         finalists: who was raced again.
         screening, final: raw samples.
+        seat: as the family declared it.
     """
 
     unit: str
@@ -61,6 +64,38 @@ class RegimeRecord:
     finalists: list[str] = field(default_factory=list)
     screening: dict[str, list[float]] = field(default_factory=dict)
     final: dict[str, list[float]] = field(default_factory=dict)
+    seat: str = ""
+
+
+@dataclass(frozen=True)
+class ConfirmRecord:
+    """One chain of an application's work, run by the race's winner and by what it must beat, by turns.
+
+    Attributes:
+        chain: its name.
+        what: ``"*"`` where the kernel's row was in question, else the seat.
+        challenger, base: the two arms: a row, and ``seat=row`` of seats that run others.
+        verdict: ``confirmed``, ``rejected``, ``unfinished`` where the time limit came first, or ``unusable`` where the
+            base scored nothing.
+        reason: why, in one sentence.
+        ratio: how many times as fast as the base the challenger was: the median of the pairs; None without a pair.
+        margin: the lead that counted as a win.
+        ratios: one a pair of processes.
+        parts: the ratio of each part alone.
+        samples: seconds of each part, by arm (``challenger``, ``base``) and part, one a process: its best pass.
+    """
+
+    chain: str
+    what: str
+    challenger: str
+    base: str
+    verdict: str
+    reason: str = ""
+    ratio: float | None = None
+    margin: float | None = None
+    ratios: list[float] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,6 +115,9 @@ class KernelRecord:
         notes: what a reader should know (a noisy box, a regime in which the winner loses).
         rows: by suffix, in the order of the declaration.
         regimes: by name, the primary first.
+        seats: companions that run another row than the winner, each with that row.
+        confirm: what became of the race's winners in whole chains of work, in order; empty where the fallback won.
+        reused: what was taken from the journal of an earlier run instead of being measured again, in words.
     """
 
     winner: str | None = None
@@ -94,6 +132,9 @@ class KernelRecord:
     notes: list[str] = field(default_factory=list)
     rows: dict[str, RowRecord] = field(default_factory=dict)
     regimes: dict[str, RegimeRecord] = field(default_factory=dict)
+    seats: dict[str, str] = field(default_factory=dict)
+    confirm: list[ConfirmRecord] = field(default_factory=list)
+    reused: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -107,7 +148,7 @@ class RunRecord:
         seed: of the run; a run with the same seed on the same times decides the same.
         started, ended: ISO 8601 in UTC.
         time_limit: seconds, or None.
-        stages: seconds by stage.
+        stages: seconds by stage: ``build``, ``gate``, ``race REGIME``, ``confirm``, ``write``, ``stamp``.
         digests: of the grids, by ``scope.kernel``; another digest today means that the manifest is stale.
         kernels: by name.
     """
@@ -139,12 +180,16 @@ class RunRecord:
             raise MalformedManifest(f"a run record is a JSON object, not {type(value).__name__}")
         if value.get("schema") != SCHEMA:
             raise MalformedManifest(f"a run record of schema {value.get('schema')!r}; this tunekit reads {SCHEMA}")
-        record: RunRecord = _read(cls, value, "record")
+        record: RunRecord = read_as(cls, value, "record")
         return record
 
 
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """``value`` as ``kind``: a dataclass, a container of them, or a JSON scalar."""
+def read_as(kind: Any, value: Any, where: str) -> Any:
+    """``value`` as ``kind``: a dataclass, a container of them, or a JSON scalar; unknown keys are passed over.
+
+    Raises:
+        MalformedManifest: a missing key or a value of the wrong type; the message begins with ``where``.
+    """
     if kind is Any:
         return value
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
@@ -154,15 +199,16 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         found = {}
         for spec in dataclasses.fields(kind):
             if spec.name in value:
-                found[spec.name] = _read(hints[spec.name], value[spec.name], f"{where}.{spec.name}")
+                found[spec.name] = read_as(hints[spec.name], value[spec.name], f"{where}.{spec.name}")
             elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
                 raise MalformedManifest(f"{where}: {spec.name} is missing")
         return kind(**found)
     origin, inner = get_origin(kind), get_args(kind)
+    origin = dict if origin is Mapping else origin
     if origin is list and isinstance(value, list):
-        return [_read(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [read_as(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
     if origin is dict and isinstance(value, dict):
-        return {name: _read(inner[1], item, f"{where}.{name}") for name, item in value.items()}
+        return {name: read_as(inner[1], item, f"{where}.{name}") for name, item in value.items()}
     if origin not in (list, dict):
         allowed = inner or (kind,)
         if float in allowed and type(value) in (int, float):

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The races of one kernel: who enters, regime after regime, and who won. What was raced before is not raced again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from tunekit.kernel import Kernel
+from tunekit.measure import race, stats, verdicts
+from tunekit.measure.fixtures import EVERYTHING, BoundRow, Regime
+from tunekit.measure.journal import Journal
+from tunekit.measure.race import Deadline
+from tunekit.measure.record import RegimeRecord, RowRecord
+from tunekit.team import threads
+
+
+@dataclass
+class Entrants:
+    """A kernel's rows on their way through a run.
+
+    Attributes:
+        kernel: the declaration.
+        bound: rows that can run here.
+        fallback: what runs untuned.
+        incumbent: what the manifest names, when it can run here and counts.
+        previous: what the manifest names.
+        rows: verdicts so far.
+        alive: rows that passed the gates, in order of declaration.
+        notes: for the reader.
+        complete: whether every row was checked and raced to the end.
+        seats: what the manifest names for seats, when it counts.
+        reused: what the journal spared, in words.
+    """
+
+    kernel: Kernel
+    bound: Mapping[str, BoundRow]
+    fallback: str
+    incumbent: str | None
+    previous: str | None
+    rows: dict[str, RowRecord]
+    alive: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    complete: bool = True
+    seats: dict[str, str] = field(default_factory=dict)
+    reused: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Result:
+    """How the races went.
+
+    Attributes:
+        standings: of the regimes that were measured, the primary's first.
+        readings, regimes: by regime, as estimates and for the record.
+        decision: who won, or None where too little was measured.
+        broken: why nothing can be chosen (the fallback failed while it was timed), or empty.
+        quiet: whether every regime that chooses ended by its plan, with no margin above the least.
+    """
+
+    standings: list[stats.Standing] = field(default_factory=list)
+    readings: dict[str, race.Reading] = field(default_factory=dict)
+    regimes: dict[str, RegimeRecord] = field(default_factory=dict)
+    decision: stats.Decision | None = None
+    broken: str = ""
+    quiet: bool = True
+
+
+class Competition:
+    """The races of one kernel.
+
+    Args:
+        found: its rows; verdicts, notes and what is left alive are kept up to date there.
+        regimes: the primary first.
+        journal: what an earlier run found.
+        plan, seed, clock: of the races.
+        timed: gives a context that counts the time of a stage.
+        say: told what goes on.
+    """
+
+    def __init__(
+        self,
+        found: Entrants,
+        regimes: Sequence[Regime],
+        journal: Journal,
+        plan: race.Plan,
+        seed: int,
+        clock: race.Clock,
+        timed: Callable[[str], AbstractContextManager[None]],
+        say: Callable[[str], None],
+    ) -> None:
+        self.found, self.regimes, self.journal = found, list(regimes), journal
+        self.plan, self.seed, self.clock, self.timed, self.say = plan, seed, clock, timed, say
+        self.args = {s: found.kernel.full_args(found.kernel.row(s)) for s in found.bound}
+        self.chooses = {p for r in regimes if r.decides != EVERYTHING for p in r.decides}
+        self.result = Result()
+        self.racers: list[str] = []
+
+    @property
+    def incumbent(self) -> str | None:
+        """What ran before, while it is in the race."""
+        return self.found.incumbent if self.found.incumbent in self.found.alive else None
+
+    def run(self, deadline: Deadline) -> Result:
+        """Race every regime and decide."""
+        found, result = self.found, self.result
+        self._enter()
+        picked: str | None = None
+        for done, regime in enumerate(self.regimes):
+            # The primary's share is double: on it everything else rests.
+            weights = len(self.regimes) - done + (1 if done == 0 else 0)
+            share = deadline.share((2 if done == 0 else 1) / weights)
+            # On one lane: a race ranks kernels, and other lanes would bring their neighbours' noise into it.
+            with self.timed(f"race {regime.name}"), threads(1):
+                raced = self._race(regime, share, picked)
+            for suffix, reason in raced.failed.items():
+                name = suffix.removesuffix(race.TWIN)
+                found.rows[name] = RowRecord("rejected", f"{regime.name}: {reason}", found.rows[name].seconds)
+                if name in found.alive:
+                    found.alive.remove(name)
+            reading = race.read(raced, self.plan)
+            result.readings[regime.name] = reading
+            result.regimes[regime.name] = verdicts.regime_record(regime, raced, reading)
+            found.complete = found.complete and raced.complete
+            calm = raced.complete and not raced.failed and reading.margin <= self.plan.least_margin
+            if calm or (raced.complete and not raced.failed and not regime.chooses):
+                self.journal.keep_race(regime.name, raced)
+            elif regime.chooses:
+                result.quiet = False
+            if found.fallback not in found.alive:
+                why = found.rows[found.fallback].reason
+                result.broken = f"the fallback {found.fallback} failed while it was timed: {why}"
+                return result
+            enough = reading.final.get(found.fallback, None)
+            if enough is None or enough.count < stats.LEAST_ROUNDS:
+                if done == 0:
+                    break
+                continue
+            result.standings.append(
+                stats.Standing(
+                    regime.name,
+                    regime.decides,
+                    self._living(reading.final),
+                    self._living(reading.screened),
+                    reading.margin,
+                    reading.cut,
+                )
+            )
+            if done == 0:
+                picked = stats.decide(result.standings, self.args, self.incumbent, found.fallback).winner
+        # A row may have been rejected in a later regime than the first.
+        result.standings = [
+            dataclasses.replace(s, final=self._living(s.final), screened=self._living(s.screened))
+            for s in result.standings
+        ]
+        if result.standings:
+            result.decision = stats.decide(result.standings, self.args, self.incumbent, found.fallback)
+        return result
+
+    def judge(self) -> str:
+        """Give every measured row its verdict; the reason why the winner won."""
+        found, result = self.found, self.result
+        if result.decision is None:
+            raise ValueError("nothing was decided")
+        found.notes += verdicts.comment(
+            found.fallback, self.regimes, result.readings, result.decision.winner, self.plan
+        )
+        return verdicts.judge(
+            found.rows, found.fallback, result.standings, result.decision, self.incumbent, self.args, self.chooses
+        )
+
+    def seats(self, row: str) -> dict[str, str]:
+        """The rows that won the seats of a row, where they are others than it."""
+        picks = {}
+        standings = {standing.regime: standing for standing in self.result.standings}
+        for regime in self.regimes:
+            standing = standings.get(regime.name)
+            if not regime.seat or standing is None:
+                continue
+            found = {n: e for n, e in standing.final.items() if self.found.kernel.same_layout(n, row)}
+            if row in found and len(found) > 1:
+                before = self.found.seats.get(regime.seat)
+                winner, _ = stats.pick_with_reason(found, standing.margin, before if before in found else None, row)
+                if winner != row:
+                    picks[regime.seat] = winner
+        return picks
+
+    # --- who races
+
+    def _living(self, found: Mapping[str, stats.Estimate]) -> dict[str, stats.Estimate]:
+        return {name: e for name, e in found.items() if name in self.found.alive}
+
+    def _enter(self) -> None:
+        """Everyone; or, where an earlier run measured some to the end, only what is new and what it must beat."""
+        found = self.found
+        known = self.journal.known(found.alive)
+        new = [s for s in found.alive if s not in known]
+        last = [s for s in self.journal.pages.racers if s in found.alive]
+        before = {found.fallback, found.incumbent, *found.seats.values()}
+        before |= {s for s, row in known.items() if row.verdict == "winner"}
+        if not known or found.fallback not in known:
+            self.racers = list(found.alive)
+        elif not new and len(last) == len(self.journal.pages.racers) and found.fallback in last:
+            self.racers = last
+        else:
+            self.racers = [s for s in found.alive if s in new or s in before]
+        spared = [s for s in found.alive if s not in self.racers]
+        for suffix in spared:
+            kept = known[suffix]
+            found.rows[suffix] = RowRecord(kept.verdict, kept.reason, found.rows[suffix].seconds)
+        if spared:
+            found.reused.append(f"the race verdicts of {len(spared)} rows")
+        found.alive = [s for s in found.alive if s in self.racers]
+
+    def _race(self, regime: Regime, deadline: Deadline, picked: str | None) -> race.RaceResult:
+        """Race one regime, or find that it was raced already."""
+        found, base = self.found, self.found.fallback
+        among: set[str] | None = None
+        final = regime.chooses
+        group: Callable[[str], Hashable] | None = None
+        if regime.decides == EVERYTHING:
+            # Rows that differ only in what other regimes choose do the same work in this one.
+            if self.chooses:
+                group = self._grouping()
+        elif final:
+            among = set()
+            if picked is not None and self.result.standings:
+                primary = self.result.standings[0]
+                if regime.decides:
+                    among |= set(stats.candidates_for(primary, picked, regime.decides, self.args))
+                if regime.seat:
+                    among |= {s for s in found.alive if found.kernel.same_layout(s, picked)}
+            final = len(among) > 1
+        order = [base, *(s for s in found.alive if s != base)]
+        keep = {s for s in (base, self.incumbent, *found.seats.values()) if s in order}
+        if among is not None and not regime.seat:
+            keep |= among & set(order)
+        needed = keep if final else set()
+        known = self.journal.race(regime.name, order, needed, base)
+        if known is not None and (not final or _rounds(known) >= stats.LEAST_ROUNDS):
+            found.reused.append(f"the race {regime.name}")
+            return known
+        return self._hold(regime, deadline, order, keep, among, group, final)
+
+    def _hold(
+        self,
+        regime: Regime,
+        deadline: Deadline,
+        order: Sequence[str],
+        keep: set[str],
+        among: set[str] | None,
+        group: Callable[[str], Hashable] | None,
+        final: bool,
+    ) -> race.RaceResult:
+        """Prepare everybody's operands and race."""
+        found, name, base = self.found, self.found.kernel.name, self.found.fallback
+        entries: dict[str, race.Call] = {}
+        failed: dict[str, str] = {}
+        twin: race.Call | None = None
+        for done, suffix in enumerate(order):
+            self.say(f"racing {name} at {regime.name}: preparing {done}/{len(order)}, {suffix}")
+            if deadline.over():
+                break
+            try:
+                entries[suffix] = regime.prepare(found.bound[suffix])
+                if suffix == base:
+                    twin = regime.prepare(found.bound[suffix])
+            except Exception as error:
+                failed[suffix] = f"raised {type(error).__name__} while it was prepared: {error}"
+        if base not in entries or twin is None:
+            # Before the limit only a fallback that cannot be prepared comes here, and then it is in ``failed``.
+            return race.RaceResult(self.seed, base, failed=failed, complete=False)
+
+        def progress(stage: str, done: int, of: int) -> None:
+            self.say(f"racing {name} at {regime.name}: {stage} {done}/{of}, {len(entries)} rows")
+
+        raced = race.race(
+            entries,
+            twin,
+            base,
+            keep=keep & set(entries),
+            among=among,
+            group=group,
+            final=final,
+            seed=self.seed,
+            plan=self.plan,
+            clock=self.clock,
+            deadline=deadline,
+            progress=progress,
+        )
+        short = len(entries) + len(failed) < len(order)
+        return dataclasses.replace(raced, failed={**failed, **raced.failed}, complete=raced.complete and not short)
+
+    def _grouping(self) -> Callable[[str], Hashable]:
+        def key(name: str) -> Hashable:
+            return tuple(stats.equals_without(self.args, name, self.chooses))
+
+        return key
+
+
+def _rounds(result: race.RaceResult) -> int:
+    return min((len(times) for times in result.final.values()), default=0)
