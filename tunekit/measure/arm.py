@@ -31,7 +31,7 @@ from tunekit.measure.confirm import Arm, ArmFailed, Times
 from tunekit.measure.fixtures import Chain
 from tunekit.measure.race import Deadline
 
-PASSES = 3
+PASSES = 2
 SECONDS = 180.0
 
 Witness = Callable[[], "Mapping[str, Any] | None"]

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunekit.measure.fixtures import EVERYTHING, Count, GateCase, Regime, Unit
-from tunekit.q8 import emission, grid, legality, oracle, product
-from tunekit.q8.layout import aligned, layout_of, pack_nibbles, pack_plane
+from tunekit.measure.fixtures import EVERYTHING, Chain, Count, GateCase, Regime, Unit
+from tunekit.q8 import chains, emission, grid, legality, oracle, product
+from tunekit.q8.layout import Layout, aligned, layout_of, pack_nibbles, pack_plane
 
 if TYPE_CHECKING:
     from tunekit.dispatch import BoundRow
@@ -493,23 +493,31 @@ def _arena(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
     return out
 
 
-@functools.lru_cache(maxsize=4)
-def _workload(k: int, n: int, t: int) -> tuple[NDArray[Any], ...]:
-    rng = np.random.default_rng([k, n, t])
-    # A quantised normal distribution: what weights and activations look like, and no denormal anywhere.
-    q, s = oracle.quantize(rng.standard_normal((t, k), dtype=np.float32))
-    w = np.clip(np.rint(rng.standard_normal((n, k), dtype=np.float32) * np.float32(40)), -128, 127).astype(np.int8)
-    ws = rng.uniform(0.0005, 0.002, (n, k // BLOCK)).astype(np.float32)
-    return q, s, w, ws
+@functools.lru_cache(maxsize=2)
+def _weights(k: int, n: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    rng, few = np.random.default_rng([k, n]), min(n, 1024)
+    # A quantised normal distribution: what weights look like, and no denormal anywhere. Rows repeat in large ones.
+    w = np.clip(np.rint(rng.standard_normal((few, k), dtype=np.float32) * np.float32(40)), -128, 127).astype(np.int8)
+    ws = rng.uniform(0.0005, 0.002, (few, k // BLOCK)).astype(np.float32)
+    return np.tile(w, (-(-n // few), 1))[:n], np.tile(ws, (-(-n // few), 1))[:n]
 
 
-def _prepare(k: int, n: int, t: int) -> Callable[[BoundRow], Callable[[], None]]:
+@functools.lru_cache(maxsize=16)
+def _streamed(k: int, n: int, layout: Layout) -> tuple[NDArray[Any], ...]:
+    """Planes of a large matrix, one pair a layout: they are only read, and a copy a row would fill the memory."""
+    return tuple(_arena(*pack_plane(*_weights(k, n), layout)))
+
+
+def _prepare(k: int, n: int, t: int, streamed: bool) -> Callable[[BoundRow], Callable[[], None]]:
     def prepare(bound: BoundRow) -> Callable[[], None]:
         row = product.bind(bound)
-        q, s, weights, factors = _workload(k, n, t)
-        w, ws, codes, scale, y = _arena(
-            *pack_plane(weights, factors, row.layout), q, s, np.zeros((t, n), np.float32)
-        )
+        q, s = oracle.quantize(np.random.default_rng([k, t]).standard_normal((t, k), dtype=np.float32))
+        y = np.zeros((t, n), np.float32)
+        if streamed:
+            w, ws = _streamed(k, n, row.layout)
+            codes, scale, y = _arena(q, s, y)
+        else:
+            w, ws, codes, scale, y = _arena(*pack_plane(*_weights(k, n), row.layout), q, s, y)
         run, capsule = row.core.q8_matmul_acts, row.row
 
         def call() -> None:
@@ -520,8 +528,16 @@ def _prepare(k: int, n: int, t: int) -> Callable[[BoundRow], Callable[[], None]]
     return prepare
 
 
-def _regime(name: str, k: int, n: int, t: int, decides: str | tuple[str, ...]) -> Regime:
-    return Regime(name, float(k) * n * t, "GMAC/s", decides, _prepare(k, n, t))
+def _regime(
+    name: str,
+    k: int,
+    n: int,
+    t: int,
+    decides: str | tuple[str, ...] = (),
+    seat: str = "",
+    streamed: bool = False,
+) -> Regime:
+    return Regime(name, float(k) * n * t, "GMAC/s", decides, _prepare(k, n, t, streamed), seat)
 
 
 class Q8Fixtures:
@@ -547,15 +563,23 @@ class Q8Fixtures:
         ]
 
     def regimes(self) -> list[Regime]:
-        """A batch, which decides; a vector in cache, which decides the GEMV's own argument; a streamed vector.
+        """A batch in cache decides the row; a vector in cache decides the GEMV's own argument, and the row of its seat.
 
-        The streamed one is bound by memory: it cannot rank kernels, and is reported only.
+        The others are reported. Streamed from memory, a vector cannot rank kernels and a batch mostly agrees with the
+        one in cache (the chains of a model have the last word); a few tokens are the tile at less than its width.
+        The streamed matrix is some 40 MB with its scales: more than the last cache of all but the largest servers.
         """
         return [
             _regime("tile", 2048, 512, 64, EVERYTHING),
-            _regime("gemv", 2048, 512, 1, ("gkstep",)),
-            _regime("gemv_stream", 2048, 8192, 1, ()),
+            _regime("gemv", 2048, 512, 1, ("gkstep",), seat="q8q8_gemv"),
+            _regime("few", 2048, 512, 3),
+            _regime("tile_stream", 2048, 18432, 32, streamed=True),
+            _regime("gemv_stream", 2048, 18432, 1, streamed=True),
         ]
+
+    def confirm(self, model: str | None) -> list[Chain]:
+        """Whole models: :mod:`tunekit.q8.chains`."""
+        return chains.chains(model)
 
     def emission(self, unit: Unit) -> list[Count]:
         """What a compiler must make of a row: :mod:`tunekit.q8.emission`."""
