@@ -237,7 +237,9 @@ class Competition:
         keep = {s for s in (base, self.incumbent, *found.seats.values()) if s in order}
         if among is not None and not regime.seat:
             keep |= among & set(order)
-        needed = keep if final else set()
+        # Whoever does the same work may have stood for one that must be in the final.
+        same = {s: [o for o in order if group(o) == group(s)] if group is not None else [s] for s in keep}
+        needed = list(same.values()) if final else []
         known = self.journal.race(regime.name, order, needed, base)
         if known is not None and (not final or _rounds(known) >= stats.LEAST_ROUNDS):
             found.reused.append(f"the race {regime.name}")

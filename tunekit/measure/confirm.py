@@ -26,9 +26,12 @@ LEAST_GAIN = 0.02
 FEW, ENOUGH, MANY = 3, 5, 8
 """Pairs before a challenger may be sent away, before one may be crowned, and at most.
 
-Simulated with passes that spread by 3 %, 300 challengers each: one that is no faster is crowned in 5 of 100, one that is
-faster by 5 % in 99. With 4 pairs instead of 5 it is 7 of 100.
+Simulated with passes that spread by 3 %, 300 challengers each: one that is no faster is crowned in 5 of 100, one that
+is faster by 5 % in 99. With 4 pairs instead of 5 it is 7 of 100.
 """
+
+BUDGET = 240.0
+"""Seconds after which no new pair begins on a chain: on a box so busy that this is not enough, what is known decides."""
 
 CONFIRMED, REJECTED, OPEN = "confirmed", "rejected", "open"
 UNUSABLE, UNFINISHED = "unusable", "unfinished"
@@ -186,6 +189,7 @@ def _one(
     deadline: Deadline,
     progress: Callable[[str, str, int, int], None] | None,
 ) -> ConfirmRecord:
+    budget = Deadline(BUDGET)
     samples: dict[str, dict[str, list[float]]] = {"challenger": {}, "base": {}}
     ratios: list[float] = []
     seen = Verdict(OPEN, 0.0, LEAST_GAIN)
@@ -235,7 +239,7 @@ def _one(
                     return record(REJECTED, f"it scored nothing: {error}")
                 return record(UNUSABLE, f"{base.label} scored nothing, so there is nothing to compare with: {error}")
         ratios.append(scores["base"] / scores["challenger"])
-        seen = judge(ratios, len(ratios) < MANY)
+        seen = judge(ratios, len(ratios) < MANY and not budget.over())
     lead = f"{100 * (seen.ratio - 1):+.1f} %"
     # Fewer pairs have an error beyond any margin; they were all below the least gain.
     need = f"more than {100 * (seen.margin if len(ratios) >= ENOUGH else LEAST_GAIN):.1f} %"

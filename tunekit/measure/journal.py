@@ -104,14 +104,16 @@ class Journal:
         """What became of rows that need no race again."""
         return {name: row for name, row in self.pages.outcome.items() if name in alive}
 
-    def race(self, regime: str, entrants: Collection[str], final: Collection[str], base: str) -> RaceResult | None:
-        """A finished race of just these entrants in which those named were in the final, or None."""
+    def race(
+        self, regime: str, entrants: Collection[str], final: Collection[Collection[str]], base: str
+    ) -> RaceResult | None:
+        """A finished race of just these entrants in whose final one of each group in ``final`` was, or None."""
         found = self.pages.races.get(regime)
         if found is None or found.base != base or not found.complete or found.failed:
             return None
         if {name.partition("#")[0] for name in found.screening} != set(entrants):
             return None
-        return found if set(final) <= set(found.final) else None
+        return found if all(set(group) & set(found.final) for group in final) else None
 
     def keep_race(self, regime: str, result: RaceResult) -> None:
         """Remember a race that came to its end."""
