@@ -4,9 +4,9 @@
     python benchmarks/retunes.py [--runs 5] [--scope tunekit] [--time-limit S]
     python benchmarks/retunes.py --beside-busy [--runs 1]
 
-The first form retunes so often from an empty state (``--fresh``, a state folder of its own, nothing sticky), prints each
-manifest, and for each two runs that differ whether either's record explains it: the two rows' times, with their errors,
-lie within the margin that counted. The second keeps a busy loop on every CPU that this process may use while it
+The first form retunes so often from an empty state (``--fresh``, a state folder of its own, nothing sticky), prints
+each manifest, and for each two runs that differ whether either's record explains it: the two rows' times, with their
+errors, lie within the margin that counted. The second keeps a busy loop on every CPU that this process may use while it
 retunes, ends it, and then races crown and fallback by turns. Exit status 1: a difference that nothing explains, or a
 crown that is slower than the fallback by more than the margin.
 """
@@ -81,8 +81,8 @@ def chosen(record: dict[str, Any]) -> dict[str, str]:
 
 def explained(record: dict[str, Any], name: str, a: str, b: str) -> bool:
     """Whether a run's record shows two rows within the margin of each other, where it chose between them."""
-    for kernel in record["kernels"].values():
-        if name not in (kernel and record["kernels"]) and not any(r["seat"] == name for r in kernel["regimes"].values()):
+    for own, kernel in record["kernels"].items():
+        if name not in (own, *(regime["seat"] for regime in kernel["regimes"].values())):
             continue
         if any({entry["challenger"], entry["base"]} & {a, b} for entry in kernel["confirm"]):
             return True  # one was sent away in a confirmation: its ratio is in the record
@@ -102,7 +102,8 @@ def show(number: int, record: dict[str, Any]) -> None:
         stages[stage.split()[0]] = stages.get(stage.split()[0], 0.0) + seconds
     print(f"run {number}: {json.dumps(chosen(record))}")
     for kernel in record["kernels"].values():
-        margins = [f"{n} {100 * r['margin']:.1f} %" for n, r in kernel["regimes"].items() if r["margin"] and (r["decides"] or r["seat"])]
+        deciding = {n: r for n, r in kernel["regimes"].items() if r["margin"] and (r["decides"] or r["seat"])}
+        margins = [f"{n} {100 * r['margin']:.1f} %" for n, r in deciding.items()]
         print(f"  margins: {', '.join(margins)}; {kernel['reason']}")
         for entry in kernel["confirm"]:
             print(f"  confirm on {entry['chain']}: {entry['challenger']} {entry['verdict']}: {entry['reason']}")
@@ -115,7 +116,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--scope", default="tunekit")
     parser.add_argument("--time-limit", type=float, metavar="S", help="of each run, in seconds")
-    parser.add_argument("--beside-busy", action="store_true", help="beside busy loops on the same CPUs; then check quietly")
+    parser.add_argument("--beside-busy", action="store_true", help="beside busy loops on our CPUs; then check quietly")
     options = parser.parse_args()
     records = []
     bad = False
@@ -140,11 +141,13 @@ def main() -> int:
     for (i, one), (j, other) in itertools.combinations(enumerate(records, 1), 2):
         first, second = chosen(one), chosen(other)
         for name in sorted(set(first) | set(second)):
-            a, b = first.get(name, first.get("q8q8", "")), second.get(name, second.get("q8q8", ""))
+            # A seat without an entry follows its kernel.
+            a, b = (run.get(name) or next(iter(run.values())) for run in (first, second))
             if a != b:
                 fine = explained(one, name, a, b) or explained(other, name, a, b)
                 bad = bad or not fine
-                print(f"runs {i} and {j} differ in {name}: {a} / {b}: {'within the margin' if fine else 'NOT explained'}")
+                why = "within the margin" if fine else "NOT explained"
+                print(f"runs {i} and {j} differ in {name}: {a} / {b}: {why}")
     if records and len({json.dumps(chosen(r), sort_keys=True) for r in records}) == 1:
         print(f"{len(records)} runs, one manifest")
     return 1 if bad else 0

@@ -31,7 +31,7 @@ is faster by 5 % in 99. With 4 pairs instead of 5 it is 7 of 100.
 """
 
 BUDGET = 240.0
-"""Seconds after which no new pair begins on a chain: on a box so busy that this is not enough, what is known decides."""
+"""Seconds after which no new pair begins on a chain; on a box so busy that it is too few, what is known decides."""
 
 CONFIRMED, REJECTED, OPEN = "confirmed", "rejected", "open"
 UNUSABLE, UNFINISHED = "unusable", "unfinished"
