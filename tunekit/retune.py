@@ -320,7 +320,8 @@ def _probe(
 
     In a fresh process, which runs on the rows that were just chosen: this one has made its choice.
     """
-    told = arguments.no_probe or options.dry_run or arguments.kernel or options.time_limit is not None
+    told = arguments.no_probe or options.dry_run or options.confirm or arguments.kernel
+    told = told or options.time_limit is not None
     if house is not None or told or not any(r.record.scope == "tunekit" and r.status == DONE for r in results):
         return None
     talk.progress("probing what dispatch costs")

@@ -730,7 +730,6 @@ class _Run:
             self.stages.timed,
             self.console.progress,
         )
-        # A confirmation is by far the dearest part per row, and comes last: it may have half.
         result = known.run(deadline.share(1 - CONFIRM_SHARE))
 
         def record(winner: str | None, reason: str, **more: Any) -> KernelRecord:
@@ -761,6 +760,8 @@ class _Run:
         if result.decision.picks[0].held == stats.NOISE:
             # What ran before stays, since nothing can be told here, and that holds for chains of work, too.
             crowned = Crown(winner, dict(found.seats) if winner == found.incumbent else {}, [])
+        elif winner == found.fallback and not known.seats(winner):
+            crowned = Crown(winner, {}, [])
         else:
             with self.stages.timed("confirm"):
                 crowned = self.confirm(found, journal, fixtures, winner, known.seats, deadline)
