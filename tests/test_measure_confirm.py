@@ -146,6 +146,13 @@ def test_the_time_limit_leaves_it_unfinished() -> None:
     assert record.verdict == UNFINISHED and len(record.ratios) == 2 and not confirm.confirmed([record])
 
 
+def test_a_box_too_busy_for_pairs_crowns_nobody_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirm, "BUDGET", 0.0)
+    [record] = confirm.confirm(Arm("new"), Arm("old"), "*", [APP], lambda who, chain: {"a": [1.0], "b": [1.0 + (who.row == "old")]})
+    assert record.verdict == REJECTED and record.ratio == 1.5
+    assert record.reason.endswith("only 1 pairs in 0 s, and 5 are wanted: retune when the box is quiet")
+
+
 # --- what an arm must prove ------------------------------------------------------------------------------
 
 

@@ -111,6 +111,18 @@ def test_only_a_new_row_is_raced_against_what_it_must_beat(
     assert run(house, box)[1].winner == "k8" and raced == []  # and now that one is known, too
 
 
+def test_a_row_that_was_put_into_the_manifest_by_hand_is_raced_again(tmp_path: Path, raced: list[list[str]]) -> None:
+    box = SimulatedBox(1, noise=0.005)
+    house = remembering(box, tmp_path)
+    run(house, box)
+    house.rows["gemm"]["k8"] = FakeRow("k8", times(0.5e-3))  # type: ignore[index]
+    run(house, box)  # its races are those of k1, k2_g2 and k8
+    raced.clear()
+    house.manifest["gemm"] = "k4"
+    assert run(house, box)[1].winner == "k8" and house.manifest == {"gemm": "k8"}
+    assert raced[0] == ["k1", "k4", "k8"]
+
+
 def test_a_row_whose_declaration_changed_is_new(tmp_path: Path, raced: list[list[str]], gated: list[str]) -> None:
     box = SimulatedBox(1, noise=0.005)
     run(remembering(box, tmp_path), box)

@@ -202,7 +202,7 @@ class Competition:
         before |= {s for s, row in known.items() if row.verdict == "winner"}
         if not known or found.fallback not in known:
             self.racers = list(found.alive)
-        elif not new and len(last) == len(self.journal.pages.racers) and found.fallback in last:
+        elif not new and len(last) == len(self.journal.pages.racers) and {*before} - {None} <= {*last}:
             self.racers = last
         else:
             self.racers = [s for s in found.alive if s in new or s in before]

@@ -243,7 +243,10 @@ def _one(
     lead = f"{100 * (seen.ratio - 1):+.1f} %"
     # Fewer pairs have an error beyond any margin; they were all below the least gain.
     need = f"more than {100 * (seen.margin if len(ratios) >= ENOUGH else LEAST_GAIN):.1f} %"
-    return record(seen.state, f"{lead} over {base.label} ({need} is a win)")
+    reason = f"{lead} over {base.label} ({need} is a win)"
+    if seen.state == REJECTED and len(ratios) < ENOUGH and max(ratios) > 1 + LEAST_GAIN:
+        reason += f"; only {len(ratios)} pairs in {BUDGET:.0f} s, and {ENOUGH} are wanted: retune when the box is quiet"
+    return record(seen.state, reason)
 
 
 def _parts(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, float]:
