@@ -151,6 +151,24 @@ def test_a_box_too_busy_for_pairs_crowns_nobody_and_says_so(monkeypatch: pytest.
     [record] = confirm.confirm(Arm("new"), Arm("old"), "*", [APP], lambda who, chain: {"a": [1.0], "b": [1.0 + (who.row == "old")]})
     assert record.verdict == REJECTED and record.ratio == 1.5
     assert record.reason.endswith("only 1 pairs in 0 s, and 5 are wanted: retune when the box is quiet")
+    assert not confirm.settled(record)  # a later run asks again
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ratios", "margin", "known"),
+    [
+        (CONFIRMED, [1.2] * 5, 0.05, True),
+        (REJECTED, [0.9, 1.0, 1.01], 0.3, True),  # never ahead
+        (REJECTED, [1.0, 1.03, 1.01, 1.0, 1.02], 0.02, True),
+        (REJECTED, [1.0, 1.3, 1.01, 1.0, 1.02], 0.2, False),  # noise
+        (REJECTED, [], None, False),
+        (UNFINISHED, [1.2] * 5, 0.02, False),
+        (UNUSABLE, [], None, False),
+    ],
+)
+def test_what_a_later_run_need_not_ask_again(verdict: str, ratios: list[float], margin: float | None, known: bool) -> None:
+    record = confirm.ConfirmRecord("app", "*", "b", "a", verdict, "", 1.0 if ratios else None, margin, ratios)
+    assert confirm.settled(record) is known
 
 
 # --- what an arm must prove ------------------------------------------------------------------------------

@@ -26,15 +26,14 @@ from tunekit.kernel import Kernel
 from tunekit.measure import gate, race, stats
 from tunekit.measure.competition import Competition, Entrants
 from tunekit.measure.confirm import (
-    CONFIRMED,
     REJECTED,
     UNFINISHED,
-    UNUSABLE,
     Arm,
     Crown,
     Times,
     confirm,
     crown,
+    settled,
 )
 from tunekit.measure.family import (
     NoFixtures,
@@ -770,7 +769,7 @@ class _Run:
             reason = self.dethrone(found, result.decision.winner, crowned)
         if UNFINISHED in verdicts_of:
             found.complete = False
-        elif result.quiet and found.complete and UNUSABLE not in verdicts_of:
+        elif result.quiet and found.complete and all(settled(entry) for entry in crowned.records):
             measured = {s: found.rows[s] for s in known.racers if found.rows[s].verdict in _MEASURED}
             journal.settle(measured, known.racers)
         if journal.problem:
@@ -817,7 +816,7 @@ class _Run:
                 else:
                     new = confirm(challenger, base, what, [chain], self.arm_of(found.kernel), deadline, progress)
                     for entry in new:
-                        if entry.verdict in (CONFIRMED, REJECTED) and entry.ratio is not None:
+                        if settled(entry):
                             journal.keep_confirm(key, entry)
                     done += new
                 if done and done[-1].verdict in (REJECTED, UNFINISHED):

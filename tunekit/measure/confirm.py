@@ -144,6 +144,14 @@ def confirmed(records: Sequence[ConfirmRecord]) -> bool:
     return {record.verdict for record in records} - {UNUSABLE} == {CONFIRMED}
 
 
+def settled(record: ConfirmRecord) -> bool:
+    """Whether a later run need not ask again: crowned, never ahead, or judged by enough pairs on a quiet box."""
+    if record.verdict not in (CONFIRMED, REJECTED) or not record.ratios or record.margin is None:
+        return False
+    quiet = len(record.ratios) >= ENOUGH and record.margin <= LEAST_GAIN
+    return record.verdict == CONFIRMED or quiet or max(record.ratios) <= 1 + LEAST_GAIN
+
+
 @dataclass(frozen=True)
 class Crown:
     """Who runs from now on: the row, rows of seats where they are others, and the records that say why."""
