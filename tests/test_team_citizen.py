@@ -367,3 +367,42 @@ def test_a_third_party_runs_its_own_work_on_the_team(tmp_path: Path) -> None:
         "print(found == x.sum(), lanes.value)\n"
     )
     assert check(code).split() == ["True", "4"]
+
+
+def test_small_products_in_a_row_are_worth_a_wake_and_single_ones_are_not() -> None:
+    """A decoder's products: none of them wakes the team alone, and it must not run on one lane for ever."""
+    code = (
+        "one = q8.pack(rng.standard_normal((600, 512), dtype=np.float32)); y = np.empty((1, 600), np.float32)\n"
+        "own.set_knob('wake_work', 10 * 600 * 512); own.set_knob('team_prof', 1); own.set_knob('pretend_lanes', 2)\n"
+        "for _ in range(40): time.sleep(0.003); q8.matmul(x[:1], one, out=y)\n"
+        "apart = own.team_counts(True)\n"
+        "end = time.monotonic() + 30; row = {'ops': 0}\n"
+        "while not row['ops'] and time.monotonic() < end:\n"
+        "    for _ in range(200): q8.matmul(x[:1], one, out=y)\n"
+        "    row = own.team_counts(False)\n"
+        "print(apart['ops'], apart['solo'], row['ops'] > 0, row['solo'] >= 8)\n"
+    )
+    assert check(code).split() == ["0", "40", "True", "True"]
+
+
+@many
+def test_a_worker_leaves_its_callers_cpu() -> None:
+    """The kernel wakes a thread where it ran last: two lanes would share a CPU while another one idles."""
+    code = (
+        "import ctypes\ncpu = ctypes.CDLL(None).sched_getcpu\n"
+        "own.set_knob('wake_work', 0); good()\n"
+        "mask = os.sched_getaffinity(0)\n"
+        "task, = [int(t) for t in os.listdir('/proc/self/task') if open(f'/proc/self/task/{t}/comm').read().strip() == 'tunekit']\n"
+        "where = lambda: int(open(f'/proc/self/task/{task}/stat').read().rpartition(')')[2].split()[36])\n"
+        "met = left = 0\n"
+        "for _ in range(60):\n"
+        "    here = cpu(); os.sched_setaffinity(task, {here}); good(); good(); before = where()\n"
+        "    time.sleep(0.01); os.sched_setaffinity(task, mask)\n"
+        "    started = cpu(); [q8.matmul(x, m) for _ in range(30)]\n"
+        "    if before == here == started == cpu(): met += 1; left += where() != here\n"
+        "end = time.monotonic() + 10  # it may be between its two steps\n"
+        "while os.sched_getaffinity(task) != mask and time.monotonic() < end: time.sleep(0.01)\n"
+        "print(met, left, os.sched_getaffinity(task) == mask)\n"
+    )
+    met, left, same = check(code).split()
+    assert same == "True" and int(met) >= 10 and int(left) > 0.8 * int(met), (met, left)

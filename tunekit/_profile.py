@@ -40,7 +40,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("target_chunk_work", 1_000_000, 1, 1 << 40, "per-chunk slope",
          "multiply-accumulates that are worth a lane: below twice as many, a product runs on one"),
     Knob("wake_work", 2_000_000, 0, 1 << 40, "parked ladder",
-         "multiply-accumulates that are worth waking workers; smaller products go to those that are awake"),
+         "multiply-accumulates that are worth waking workers, in one product or in a row; fewer go to who is awake"),
     Knob("gemv_lane_cap", 0, 0, 256, "streaming ladder",
          "lanes of a product with one token at most; 0: no cap"),
     Knob("batch_lane_cap", 0, 0, 256, "by hand", "lanes of a product with more tokens at most; 0: no cap"),
