@@ -248,6 +248,8 @@ def _probe_command(options: argparse.Namespace) -> int:
     """Measure what dispatch costs here, and write the box profile."""
     from tunekit import probe
 
+    if not options.dry_run:
+        probe.check_writable()
     started = time.perf_counter()
     minted = probe.probe()
     path = None if options.dry_run else probe.write(minted)

@@ -599,6 +599,8 @@ static void after_fork(void)
     STORE(team.made, 0);
     team.again = team.looked = 0;
     STORE(team.small, 0);
+    tk_team_counts parents;
+    tk_team_counted(&parents, 1);
     memset(team.mask, 0, sizeof team.mask);
     STORE(team.busy, 0);
 }
