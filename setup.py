@@ -42,7 +42,7 @@ setup(
         **{f"tunekit.templates.{name}": f"templates/{name}" for name in TEMPLATES},
     },
     package_data={
-        "tunekit": ["py.typed", "csrc/*.c", "csrc/*.h"],
+        "tunekit": ["py.typed", "csrc/*.c", "csrc/*.h", "csrc/ceiling/*.c"],
         **{f"tunekit.templates.{name}": ["*.h", "*.j2"] for name in TEMPLATES},
         "tunekit.templates.new": ["*.txt"],
     },

@@ -22,12 +22,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("build_tools",),                                                        # beside
     ("q8",),                                                                 # clients
     ("measure", "tuner"),                                                    # tuner
-    ("_new", "verify", "probe", "retune", "manifests", "__main__"),                            # top
+    ("_new", "verify", "ceilings", "probe", "retune", "manifests", "__main__"),                            # top
 )
 # fmt: on
 ORDER = {room: (floor, index) for floor, rooms in enumerate(FLOORS) for index, room in enumerate(rooms)}
 # build_tools stands beside the floors: these alone may import it, and only inside functions.
-MAY_BUILD = {"_optin", "tuner", "__main__", "retune", "verify", "build_tools"}
+MAY_BUILD = {"_optin", "tuner", "__main__", "retune", "verify", "ceilings", "build_tools"}
 # Families bring fixtures, and the vocabulary of fixtures imports nothing of ours: a client may use that one module.
 CLIENT_MAY_USE = {"tunekit.measure.fixtures"}
 # Light run-time rooms must not pull these in.

@@ -77,12 +77,14 @@ class Profile:
         knobs: the numbers that apply.
         problems: what was wrong, a sentence each.
         found: whether there is such a file.
+        measured: the figures behind the numbers, as the probe wrote them; {} in a profile that does not apply.
     """
 
     path: Path
     knobs: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     found: bool = True
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check(knobs: Mapping[str, Any]) -> tuple[dict[str, int], list[str]]:
@@ -127,7 +129,9 @@ def parse(text: str, path: Path, box: Box) -> Profile:
                 ),
             )
     legal, problems = check(data["knobs"])
-    return Profile(path, legal, tuple(f"{path}: {problem}; the default applies" for problem in problems))
+    measured = data.get("measured")
+    told = tuple(f"{path}: {problem}; the default applies" for problem in problems)
+    return Profile(path, legal, told, measured=measured if isinstance(measured, dict) else {})
 
 
 def load(path: Path, box: Box) -> Profile:
