@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tunekit COMMAND``: status, list, retune, build, probe, show, verify, manifest, new, header, environment.
+"""``python -m tunekit COMMAND``: status, list, retune, report, doctor, build, probe, show, verify, manifest, new,
+header, environment.
 
 Results go to stdout, progress and logs to stderr. Exit status: 0 done, 1 a check failed, 2 usage, 3 nothing could
 be built (no compiler, no runnable row), 130 interrupted.
@@ -261,6 +262,29 @@ def _probe_command(options: argparse.Namespace) -> int:
     return 0
 
 
+# --- report ----------------------------------------------------------------------------------------------
+
+
+def _report_command(options: argparse.Namespace) -> int:
+    """Write the last retunes' records as a page."""
+    from tunekit.report import command
+
+    if options.output is None and not options.json:
+        options.output = command.DEFAULT
+    if options.json and options.output == "-":
+        raise TunekitError("--json and --output - both want standard output; name a file")
+    answer, problems = command.run(options)
+    for problem in problems:
+        print(f"tunekit: {problem}", file=sys.stderr)
+    if options.json:
+        _print_json(answer)
+        return 0
+    for kind in ("output", "png"):
+        if answer[kind]:
+            print(answer[kind])
+    return 0
+
+
 # --- show ------------------------------------------------------------------------------------------------
 
 
@@ -413,6 +437,17 @@ def parser() -> argparse.ArgumentParser:
     probe.add_argument("--json", action="store_true", help="as JSON")
     probe.add_argument("--quiet", action="store_true", help="only where the profile is")
 
+    report = add("report", _report_command, "what the last retune measured, as one page for a browser")
+    report.add_argument("--scope", help="only this scope (default: every installed one that has a record)")
+    report.add_argument("--record", metavar="FILE", help="this record instead, such as another box's")
+    report.add_argument("--output", metavar="FILE", help="the page (tunekit-report.html; - for standard output)")
+    report.add_argument(
+        "--png", metavar="FILE", help="a picture of the first race, too; needs: pip install 'tunekit-native[report]'"
+    )
+    report.add_argument(
+        "--json", action="store_true", help="print the figures as JSON; then a page is written only with --output"
+    )
+
     show = add("show", _show_command, "the rendered C, or the assembly, of one row")
     show.add_argument("kernel", metavar="KERNEL")
     show.add_argument("row", metavar="ROW", help="a row's name, or reference")
@@ -459,7 +494,7 @@ def parser() -> argparse.ArgumentParser:
     either.add_argument("--where", action="store_true", help="print the folder (for a compiler's -I)")
     either.add_argument("--to", metavar="FOLDER", help="write header, .pxd, .pc and .pyi below this folder")
 
-    for command in (status, build, header):
+    for command in (status, build, header, report):
         manifests.add_module_option(command)
     add("environment", _environment_command, "the environment variables that tunekit reads")
     commands.add_parser("retune", help="find this box's winners (python -m tunekit.retune)", add_help=False)

@@ -27,7 +27,7 @@ WINDOW_MS = 2
 """Milliseconds of a window; the best of fifty counts."""
 
 MEMORY_BYTES = 256 << 20
-READ_BYTES = (32 << 10, 256 << 10, 1 << 20, 8 << 20, MEMORY_BYTES)
+READ_BYTES = (32 << 10, 256 << 10, 1 << 20, 8 << 20, 32 << 20, MEMORY_BYTES)
 """Sizes that are read again and again: about the first and second caches, two of the last one, and the memory."""
 
 _LIMIT = 30.0  # seconds for one program
