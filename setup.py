@@ -32,6 +32,7 @@ setup(
         "tunekit.cpu",
         "tunekit.measure",
         "tunekit.q8",
+        "tunekit.doctor",
         "tunekit.report",
         "tunekit.build_tools",
         "tunekit.templates",

@@ -114,8 +114,8 @@ def race_chart(race: Race, name: str) -> Markup:
         for text, width in ((entry.suffix, "wide"), (shorten(entry.suffix, _NARROW), "narrow")):
             style = f"row {width} {entry.role}".strip()
             parts.append(tag("text", text, x=_percent(_LEFT), y=y + 13, class_=style))
-        value = tag("tspan", unit, class_="wide")
-        parts.append(tag("text", figure(entry.rate), value, x=_percent(_RIGHT), y=y + 13, class_="value"))
+        more = tag("tspan", unit, class_="wide")
+        parts.append(tag("text", figure(entry.rate), more, x=_percent(_RIGHT), y=y + 13, class_="value"))
         ends = [
             ("spread", entry.rate * (1 - entry.spread), entry.rate * (1 + entry.spread)),
             ("error", entry.low, entry.high),
@@ -208,10 +208,10 @@ def roofline(races: Sequence[Race], roofs: Sequence[Roof], ceilings: Mapping[str
     taken: list[float] = []
     for size in sorted(used, key=lambda s: -bandwidths[s]):
         rate = bandwidths[size]
-        at = y(max(left * rate, low)) + 14  # below the line, which rises away from it
-        at = max([at, *(t + 13 for t in taken if abs(t - at) < 13)])
-        taken.append(at)
-        parts.append(tag("text", f"{size_name(size)}: {figure(rate)} GB/s", x="0.5%", y=at, class_="roofname"))
+        down = y(max(left * rate, low)) + 14  # below the line, which rises away from it
+        down = max([down, *(t + 13 for t in taken if abs(t - down) < 13)])
+        taken.append(down)
+        parts.append(tag("text", f"{size_name(size)}: {figure(rate)} GB/s", x="0.5%", y=down, class_="roofname"))
     ordered = sorted(arithmetic.items(), key=lambda item: -item[1])
     clear = max((70, 45, 90, 25), key=lambda at: min(30, *(abs(at - x(point)) for point in points)))
     before = -math.inf
