@@ -26,7 +26,7 @@ TWO: dict[str, Any] = {"online": (0, 1), "allowed": (0, 1)}
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("system", KERNELS, {"system": "Darwin"}, {"system": "Linux"}, "this is Darwin"),
     ("amx", KERNELS, {"blocked": {"amx-tile": "the kernel refused the AMX tile permission"}}, {}, "Linux 5.16"),
-    ("state", KERNELS, {"blocked": {"avx512f": "the operating system has not enabled the zmm state"}}, {}, "XSAVE"),
+    ("withheld", KERNELS, {"blocked": {"avx512f": "the operating system has not enabled the zmm state"}}, {}, "XSAVE"),
     ("compiler", KERNELS, {"compiler": Compiler(problem="no C compiler found")}, {}, "apt-get install gcc"),
     (
         "old-compiler", KERNELS,

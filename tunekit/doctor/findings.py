@@ -186,7 +186,7 @@ def withheld(facts: Facts) -> Iterator[Finding]:
             if tiles
             else "let the hypervisor or emulator show XSAVE and this state, and boot without clearcpuid= or noxsave"
         )
-        yield Finding("amx" if tiles else "state", KERNELS, f"the CPU has {name}, and {reason}", mend)
+        yield Finding("amx" if tiles else "withheld", KERNELS, f"the CPU has {name}, and {reason}", mend)
 
 
 def toolchain(facts: Facts) -> Iterator[Finding]:
