@@ -154,6 +154,16 @@ def test_rows_that_were_not_raced_are_grouped_by_reason() -> None:
     assert [len(rows) for _, rows in reading.groups(kernel(), "rejected")] == [1, 1]
 
 
+def test_the_axis_begins_at_zero_where_many_rows_are_far_behind() -> None:
+    (near, *_) = reading.races(kernel())
+    assert not charts.from_zero(near)  # one of four is
+    slow = regime(centres={"fast": 1e-3, "base": 3e-3, "near": 1.02e-3, "slow": 9e-3})
+    (far, *_) = reading.races(kernel(regimes={"main": slow}))
+    assert charts.from_zero(far) and "below this axis" not in charts.race_chart(far, "x")
+    assert "below this axis" in charts.race_chart(near, "x")
+    assert "begins at 0" in page.render([source(kernels={"k": kernel(regimes={"main": slow})})], "1")
+
+
 def test_figures_and_ticks() -> None:
     assert [charts.figure(v) for v in (0, 0.00123, 0.5, 9.5, 66, 123.4, 12345)] == [
         "0", "1.2e-03", "0.500", "9.50", "66.0", "123", "12,345",

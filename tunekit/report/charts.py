@@ -75,6 +75,15 @@ def shown(race: Race) -> list[Entry]:
     return [entry for at, entry in enumerate(race.entries) if at < SHOWN or entry.role]
 
 
+def from_zero(race: Race) -> bool:
+    """Whether a chart's axis begins at 0: where a third of its rows are slower than half of the fastest.
+
+    Else it begins there, or below the slowest: a band of a few per cent must be seen.
+    """
+    rows = shown(race)
+    return 3 * sum(entry.rate < 0.5 * race.entries[0].rate for entry in rows) > len(rows)
+
+
 def race_chart(race: Race, name: str) -> Markup:
     """One regime's rows: a mark for each rate, a thick bar for two standard errors, a thin one for the spread.
 
@@ -84,9 +93,10 @@ def race_chart(race: Race, name: str) -> Markup:
     """
     rows = shown(race)
     best = race.entries[0].rate
-    # The axis begins where half of the fastest does, or below the slowest: a band of a few per cent must be seen.
-    bottom = max(min(min(e.low, e.rate * (1 - e.spread)) for e in rows), 0.5 * best)
-    top = max(best * 1.02, min(max(max(e.high, e.rate * (1 + e.spread)) for e in rows), best * 1.15))
+    whole = from_zero(race)
+    bottom = 0.0 if whole else max(min(min(e.low, e.rate * (1 - e.spread)) for e in rows), 0.5 * best)
+    most = best * (1.5 if whole else 1.15)
+    top = max(best * 1.02, min(max(max(e.high, e.rate * (1 + e.spread)) for e in rows), most))
     low = bottom - 0.04 * (top - bottom)
 
     def x(rate: float) -> float:
@@ -106,7 +116,7 @@ def race_chart(race: Race, name: str) -> Markup:
     for value in ticks(low, top):
         at = _percent(x(value))
         parts.append(tag("line", x1=at, x2=at, y1=0, y2=base, class_="grid"))
-        parts.append(tag("text", f"{value:g}", x=at, y=base + 15, class_="tick"))
+        parts.append(tag("text", f"{value:g}", x=at, y=base + 15, class_="tick" if x(value) < 97 else "tick end"))
     for number, entry in enumerate(rows):
         y = number * _ROW
         track = y + 24.0

@@ -206,7 +206,8 @@ def _legend() -> Markup:
 
 
 def _race(race: Race, name: str) -> Markup:
-    words = f"{race.unit}, more is better; the axis does not begin at 0."
+    begins = "begins at 0" if charts.from_zero(race) else "does not begin at 0"
+    words = f"{race.unit}, more is better; the axis {begins}."
     if race.margin is not None:
         words += f" Noise floor {percent(race.floor)}, margin {percent(race.margin)}."
     left_out = len(race.entries) - len(charts.shown(race))

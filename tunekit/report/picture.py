@@ -100,7 +100,7 @@ def _roofline(axes: Any, timed: Sequence[Race], source: Source) -> None:
         ends = [left, min(peak / rate, right)]
         axes.plot(ends, [x * rate for x in ends], color="#1b1f24", lw=1.2)
         axes.annotate(
-            f"{size_name(size)}: {figure(rate)} GB/s", (left, left * rate), xytext=(3, 4), textcoords="offset points",
+            f"{size_name(size)}: {figure(rate)} GB/s", (left, left * rate), xytext=(18, -2), textcoords="offset points",
             fontsize=7, color="#57606a",
         )  # fmt: skip
     for leg, rate in arithmetic.items():
