@@ -167,7 +167,7 @@ class Talk:
     def __init__(self) -> None:
         self.complaints: list[str] = []
 
-    def progress(self, text: str) -> None:
+    def step(self, step: Any) -> None:
         pass
 
     def clear(self) -> None:

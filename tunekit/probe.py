@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tunekit import _manifest, _profile, paths, team
+from tunekit import _manifest, _profile, ceilings, paths, team
 from tunekit.console import table
 from tunekit.core import core
 from tunekit.cpu import this_box
@@ -286,6 +286,8 @@ def probe() -> Minted:
     minted.knobs["q8_token_block"] = block
     budget = _compare(own, "q8_l2_budget", budgets, _Bench(rng, 256, 8192, 128), minted, "bytes a block")
     minted.knobs["q8_l2_budget"] = budget
+    minted.measured["ceilings"] = ceilings.here()
+    minted.lines += ceilings.lines(minted.measured["ceilings"])
     for name in ("target_chunk_work", "wake_work"):
         own.set_knob(name, minted.knobs.get(name, _profile.BY_NAME[name].default))
     return minted

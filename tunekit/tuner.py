@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunekit.console import Console
+from tunekit.console import Console, Step
 from tunekit.errors import GateError, ManifestError, PolicyError, TemplateError, ToolchainError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.measure import gate, race, stats
@@ -569,7 +569,7 @@ class _Run:
             siblings = [k for k in self.house.kernels(self.scope) if k.module == module]
 
             def progress(done: int, of: int, label: str, limit: Deadline = limit) -> None:
-                self.console.progress(f"building {self.scope}: {done}/{of} objects, {label}")
+                self.console.step(Step("build", self.scope, "", "", done, of, "objects", label))
                 if limit.over():
                     raise _BuildTimeUp(f"{done} of {of} objects")
 
@@ -652,9 +652,11 @@ class _Run:
         order = [s for s in dict.fromkeys([*first, *found.bound]) if s is not None and s in found.bound]
         base = [s for s in order if s in (REFERENCE, found.fallback)]
         job = self.house.job(found.kernel)
+        passed = 0  # of all rows, before those that are asked about now
 
         def progress(suffix: str, case: str, done: int, of: int) -> None:
-            self.console.progress(f"checking {found.kernel.name}: {done}/{of} rows, {suffix}: {case}")
+            item = f"{suffix}: {case}"
+            self.console.step(Step("check", found.kernel.key, "", "", passed + done, len(order), "rows", item))
 
         ask = gate.gate_rows_here if self.options.in_process else self._gate_rows
         verdicts = ask(job, base, deadline=deadline, progress=progress)
@@ -665,6 +667,7 @@ class _Run:
                 what = "the reference" if suffix == REFERENCE else f"the fallback {suffix}"
                 failed = "failed a check" if verdicts[suffix].state == gate.REJECTED else "was not checked"
                 return f"{what} {failed}: {verdicts[suffix].reason}"
+        passed = len(base)
         # Half of what is left is for the race: rows that were checked and never timed help nobody.
         rest = ask(job, [s for s in order if s not in base], deadline=deadline.share(0.5), progress=progress)
         for suffix, verdict in rest.items():
@@ -695,7 +698,8 @@ class _Run:
             share = deadline.share((2 if done == 0 else 1) / weights)
             # On one lane: a race ranks kernels, and other lanes would bring their neighbours' noise into it.
             with self.stages.timed(f"race {regime.name}"), threads(1):
-                result = self.race_one(found, regime, share, standings, picked, incumbent, args, chooses)
+                part = f"{regime.name} ({done + 1} of {len(regimes)})"
+                result = self.race_one(found, regime, part, share, standings, picked, incumbent, args, chooses)
             for suffix, reason in result.failed.items():
                 name = suffix.removesuffix(race.TWIN)
                 found.rows[name] = RowRecord("rejected", f"{regime.name}: {reason}", found.rows[name].seconds)
@@ -778,6 +782,7 @@ class _Run:
         self,
         found: _Entrants,
         regime: Regime,
+        part: str,
         deadline: Deadline,
         standings: Sequence[stats.Standing],
         picked: str | None,
@@ -785,15 +790,14 @@ class _Run:
         args: Mapping[str, Mapping[str, object]],
         chooses: set[str],
     ) -> race.RaceResult:
-        """Prepare and race one regime."""
-        name = found.kernel.name
+        """Prepare and race one regime; ``part`` is how progress calls it."""
         base = found.fallback
         entries: dict[str, race.Call] = {}
         failed: dict[str, str] = {}
         twin: race.Call | None = None
         order = [base, *(s for s in found.alive if s != base)]
         for done, suffix in enumerate(order):
-            self.console.progress(f"racing {name} at {regime.name}: preparing {done}/{len(order)}, {suffix}")
+            self.console.step(Step("race", found.kernel.key, part, "preparing", done, len(order), "rows", suffix))
             if deadline.over():
                 break
             try:
@@ -819,7 +823,9 @@ class _Run:
             final = len(among) > 1
 
         def progress(stage: str, done: int, of: int) -> None:
-            self.console.progress(f"racing {name} at {regime.name}: {stage} {done}/{of}, {len(entries)} rows")
+            if of > 1:  # the final's later rounds come one by one, each inside a count of its own
+                item = f"{len(entries)} rows in turns"
+                self.console.step(Step("race", found.kernel.key, part, stage, done, of, "rounds", item))
 
         keep = {base} | ({incumbent} if incumbent in entries else set())
         if among is not None:
@@ -854,7 +860,7 @@ class _Run:
         with self.stages.timed("write"), undisturbed():
             path = self.house.write(winners, merge(old, record).to_json())
         with self.stages.timed("stamp"):
-            self.console.progress(f"building {self.scope}: the module with the winners")
+            self.console.step(Step("stamp", self.scope, item="the module with the winners"))
             for module in dict.fromkeys(kernel.module for kernel in winners):
                 siblings = [k for k in self.house.kernels(self.scope) if k.module == module]
                 try:
@@ -908,6 +914,7 @@ def _regime_record(regime: Regime, result: race.RaceResult, reading: race.Readin
         finalists=sorted(n for n in result.final if not n.endswith(race.TWIN)),
         screening={n: list(t) for n, t in result.screening.items()},
         final={n: list(t) for n, t in result.final.items()},
+        traffic=regime.traffic,
     )
 
 

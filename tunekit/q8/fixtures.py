@@ -521,7 +521,9 @@ def _prepare(k: int, n: int, t: int) -> Callable[[BoundRow], Callable[[], None]]
 
 
 def _regime(name: str, k: int, n: int, t: int, decides: str | tuple[str, ...]) -> Regime:
-    return Regime(name, float(k) * n * t, "GMAC/s", decides, _prepare(k, n, t))
+    # Codes and scales of the weights and of the tokens, and the sums.
+    traffic = (n + t) * (k + 4 * (k // BLOCK)) + 4 * t * n
+    return Regime(name, float(k) * n * t, "GMAC/s", decides, _prepare(k, n, t), traffic)
 
 
 class Q8Fixtures:
