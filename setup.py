@@ -32,6 +32,8 @@ setup(
         "tunekit.cpu",
         "tunekit.measure",
         "tunekit.q8",
+        "tunekit.doctor",
+        "tunekit.report",
         "tunekit.build_tools",
         "tunekit.templates",
         *(f"tunekit.templates.{name}" for name in TEMPLATES),
@@ -42,8 +44,9 @@ setup(
         **{f"tunekit.templates.{name}": f"templates/{name}" for name in TEMPLATES},
     },
     package_data={
-        "tunekit": ["py.typed", "csrc/*.c", "csrc/*.h"],
+        "tunekit": ["py.typed", "csrc/*.c", "csrc/*.h", "csrc/ceiling/*.c"],
         **{f"tunekit.templates.{name}": ["*.h", "*.j2"] for name in TEMPLATES},
+        "tunekit.report": ["*.css"],
         "tunekit.templates.new": ["*.txt"],
     },
     install_requires=[
@@ -56,6 +59,8 @@ setup(
         "filelock>=3.8",
     ],
     extras_require={
+        # The picture beside the HTML page of `python -m tunekit report`.
+        "report": ["matplotlib>=3.7"],
         "test": [
             "pytest>=7",
             "pytest-xdist>=3",
@@ -63,6 +68,7 @@ setup(
             "ruff>=0.9",
             "mypy>=1.10",
             "gguf>=0.10",
+            "matplotlib>=3.7",
             # Consumers of the linking tests.
             "cython>=3",
             "numba>=0.60",
@@ -71,7 +77,7 @@ setup(
             # A CPU of software for AVX-512 rows; wheels for these alone. tests/emulate/machine.py knows its version.
             "bochscpu-python==0.4.0; sys_platform == 'linux' and platform_machine == 'x86_64' "
             "and implementation_name == 'cpython'",
-        ]
+        ],
     },
     entry_points={
         "distutils.setup_keywords": ["tunekit_modules = tunekit.build_tools.hook:tunekit_modules"],

@@ -2,12 +2,14 @@
 """The thread team: what an op costs, beside OpenMP (libgomp) and a pool on condition variables; and how products scale.
 
     python benchmarks/team.py overhead [--lanes N] [--json]
-    python benchmarks/team.py scaling [--pin] [--json]
+    python benchmarks/team.py scaling [--pin] [--seconds S] [--json]
     python benchmarks/team.py threshold [--pin] [--json]
 
 ``overhead`` builds ``team_overhead.c`` with the core's own sources and runs it twice, with OpenMP's waiting active
 and at its default. ``scaling`` multiplies real models' shapes on 1 lane and on all of them, in turns: parallel
-efficiency is the ratio of the best windows over the lanes. ``threshold`` compares products around
+efficiency is the ratio of the best windows over the lanes. ``box`` is what the machine gives: so many one-lane
+products at once, on threads that share nothing, over one alone; ``of box`` is the speedup over that. ``threshold``
+compares products around
 ``target_chunk_work``: as dispatched, and held to one lane, back to back and with pauses in which workers park.
 """
 
@@ -19,9 +21,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,21 +53,56 @@ def overhead(lanes: int) -> dict[str, list[dict[str, object]]]:
         return found
 
 
-def best(candidates: dict[str, Callable[[], object]], calls: int, seconds: float = 1.2) -> dict[str, float]:
+def window(run: Callable[[], object]) -> Callable[[int], float]:
+    """Seconds of so many calls, after one that wakes the workers."""
+
+    def seconds(calls: int) -> float:
+        run()
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return time.perf_counter() - start
+
+    return seconds
+
+
+def together(runs: list[Callable[[], object]], cpus: list[int]) -> Callable[[int], float]:
+    """Seconds until each of these has been called so often, all at once, each on a thread and a CPU of its own."""
+
+    def seconds(calls: int) -> float:
+        meet = threading.Barrier(len(runs))
+        ends = [0.0] * len(runs)
+        starts = [0.0] * len(runs)
+
+        def one(i: int) -> None:
+            os.sched_setaffinity(0, {cpus[i % len(cpus)]})
+            runs[i]()
+            meet.wait()
+            starts[i] = time.perf_counter()
+            for _ in range(calls):
+                runs[i]()
+            ends[i] = time.perf_counter()
+
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(len(runs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return max(ends) - min(starts)
+
+    return seconds
+
+
+def best(candidates: dict[str, Callable[[int], float]], calls: int, seconds: float = 1.2) -> dict[str, float]:
     """Seconds a call in each candidate's best window; they take turns for so long, and for five rounds at least.
 
-    Windows are short, so that on a shared box some of them are left alone. A call before each wakes the workers.
+    Windows are short, so that on a shared box some of them are left alone.
     """
     found = dict.fromkeys(candidates, float("inf"))
     end, number = time.perf_counter() + seconds, 0
     while number < 6 or time.perf_counter() < end:
         for name, run in candidates.items():
-            run()
-            start = time.perf_counter()
-            for _ in range(calls):
-                run()
-            if number:
-                found[name] = min(found[name], (time.perf_counter() - start) / calls)
+            found[name] = min(found[name], run(calls) / calls)
         number += 1
     return found
 
@@ -105,16 +144,26 @@ SHAPES = (("135M qo", 576, 576), ("135M w13", 576, 1536), ("135M w2", 1536, 576)
           ("1B qo", 2048, 2048), ("1B w13", 2048, 8192), ("1B w2", 8192, 2048))  # fmt: skip
 
 
-def scaling(lanes: int) -> list[dict[str, object]]:
+def scaling(lanes: int, seconds: float, cpus: list[int]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for name, k, n in SHAPES:
         for t in (1, 4, 16, 64, 512):
             product = Product(t, k, n)
-            times = best({"one": product.on(1), "all": product.on(0)}, max(1, int(3e7 / product.macs)))
-            speedup = times["one"] / times["all"]
+            alone = [Product(t, k, n).on(1) for _ in range(lanes)]
+            runs = {"one": window(product.on(1)), "all": window(product.on(0)), "box": together(alone, cpus)}
+            times = best(runs, max(1, int(3e7 / product.macs)), seconds)
+            speedup, box = times["one"] / times["all"], lanes * times["one"] / times["box"]
             rows.append({"shape": name, "k": k, "n": n, "t": t, "mmacs": product.macs / 1e6, "lanes": lanes,
                          "one_gmacs": product.macs / times["one"] / 1e9, "all_gmacs": product.macs / times["all"] / 1e9,
-                         "speedup": speedup, "efficiency": speedup / lanes})  # fmt: skip
+                         "speedup": speedup, "efficiency": speedup / lanes,
+                         "box": box, "of box": speedup / box})  # fmt: skip
+    large = [row for row in rows if float(str(row["mmacs"])) > 4]
+    for column in ("speedup", "box", "of box"):
+        mean = float(np.exp(np.mean([np.log(float(str(row[column]))) for row in large])))
+        print(
+            f"geometric mean of {column} where a product has more than 4 M multiply-accumulates: {mean:.2f}",
+            file=sys.stderr,
+        )
     core().set_knob("ceiling", 0)
     return rows
 
@@ -126,7 +175,7 @@ def threshold() -> list[dict[str, object]]:
         n = max(16, int(part * 2 * target / 512 / 4))
         product = Product(4, 512, n)
         runs = {"one": product.on(1), "dispatched": product.on(0)}
-        times = best(runs, max(1, int(1e7 / product.macs)), 0.6)
+        times = best({name: window(run) for name, run in runs.items()}, max(1, int(1e7 / product.macs)), 0.6)
         paused: dict[str, list[float]] = {"one": [], "dispatched": []}
         for _ in range(30):
             for name, run in runs.items():
@@ -153,13 +202,19 @@ def main() -> int:
     parser.add_argument("what", choices=("overhead", "scaling", "threshold"))
     parser.add_argument("--lanes", type=int, default=max(2, tunekit.lanes()))
     parser.add_argument("--pin", action="store_true", help="a CPU for each lane (scaling and threshold)")
+    parser.add_argument("--seconds", type=float, default=1.2, help="for each product of scaling")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     q8.quantize(np.ones((1, 32), np.float32))
+    cpus = sorted(os.sched_getaffinity(0))
     if options.pin:
         pin(options.lanes)
-    result = {"overhead": lambda: overhead(options.lanes), "scaling": lambda: scaling(options.lanes),
-              "threshold": threshold}[options.what]()  # fmt: skip
+    runs: dict[str, Callable[[], Any]] = {
+        "overhead": lambda: overhead(options.lanes),
+        "scaling": lambda: scaling(options.lanes, options.seconds, cpus),
+        "threshold": threshold,
+    }
+    result = runs[options.what]()
     if options.json:
         print(json.dumps(result, indent=1))
     elif isinstance(result, dict):

@@ -60,11 +60,12 @@ TOY_ENVIRONMENT = {"PYTHONPATH": str(ROOT / "tests"), "PYTHONWARNINGS": "error::
 def forget_everything() -> None:
     """Bring the process back to the state before its first choice (tests only: nothing outside may do this)."""
     from tunekit import _manifest, _policy, core, cpu, dispatch, environment, team
+    from tunekit._lock import lock
 
     environment._settings = None
     _manifest.set_application(None)
     _policy._guarded = None
-    with dispatch._lock:
+    with lock:
         dispatch._bindings.clear()
         dispatch._modules.clear()
         dispatch._said.clear()

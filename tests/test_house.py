@@ -14,7 +14,7 @@ from conftest import ROOT, run_python
 # A room may import rooms of its own floor or below. Rooms of one floor are listed from the bottom up.
 # fmt: off
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "environment", "signature", "console"),                       # ground
+    ("_lock", "errors", "environment", "signature", "console"),                 # ground
     ("_templates", "paths", "core", "cpu", "rows"),                                        # data rooms
     ("_profile", "team", "kernel", "_manifest", "choose", "module"),                             # run-time rooms
     ("dispatch",),                                                           # join
@@ -22,12 +22,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("build_tools",),                                                        # beside
     ("q8",),                                                                 # clients
     ("measure", "tuner"),                                                    # tuner
-    ("_new", "verify", "probe", "retune", "manifests", "__main__"),                            # top
+    ("_new", "verify", "ceilings", "probe", "retune", "manifests", "report", "doctor", "__main__"),                            # top
 )
 # fmt: on
 ORDER = {room: (floor, index) for floor, rooms in enumerate(FLOORS) for index, room in enumerate(rooms)}
 # build_tools stands beside the floors: these alone may import it, and only inside functions.
-MAY_BUILD = {"_optin", "tuner", "__main__", "retune", "verify", "build_tools"}
+MAY_BUILD = {"_optin", "tuner", "__main__", "retune", "verify", "ceilings", "doctor", "build_tools"}
 # Families bring fixtures, and the vocabulary of fixtures imports nothing of ours: a client may use that one module.
 CLIENT_MAY_USE = {"tunekit.measure.fixtures"}
 # Light run-time rooms must not pull these in.
@@ -115,7 +115,7 @@ def test_a_room_imports_only_rooms_below_it(path: Path, room: str, package: str)
 
 @pytest.mark.parametrize(("path", "room", "package"), sources(), ids=lambda v: v.name if isinstance(v, Path) else "")
 def test_run_time_rooms_name_no_heavy_import(path: Path, room: str, package: str) -> None:
-    if room in {"build_tools", "measure", "tuner", "retune", "verify", "__main__"} or path.name == "brand.py":
+    if room in {"build_tools", "measure", "tuner", "retune", "verify", "doctor", "report", "__main__"} or path.name == "brand.py":
         return
     heavy = {name.split(".")[0] for name, _ in imports_of(path, package)} & HEAVY
     if path.name == "linking.py":

@@ -367,3 +367,146 @@ def test_a_third_party_runs_its_own_work_on_the_team(tmp_path: Path) -> None:
         "print(found == x.sum(), lanes.value)\n"
     )
     assert check(code).split() == ["True", "4"]
+
+
+def test_small_products_in_a_row_are_worth_a_wake_and_single_ones_are_not() -> None:
+    """A decoder's products: none of them wakes the team alone, and it must not run on one lane for ever."""
+    code = (
+        "one = q8.pack(rng.standard_normal((600, 512), dtype=np.float32)); y = np.empty((1, 600), np.float32)\n"
+        "own.set_knob('wake_work', 10 * 600 * 512); own.set_knob('team_prof', 1); own.set_knob('pretend_lanes', 2)\n"
+        "for _ in range(40): time.sleep(0.003); q8.matmul(x[:1], one, out=y)\n"
+        "apart = own.team_counts(True)\n"
+        "end = time.monotonic() + 30; row = {'ops': 0}\n"
+        "while not row['ops'] and time.monotonic() < end:\n"
+        "    for _ in range(200): q8.matmul(x[:1], one, out=y)\n"
+        "    row = own.team_counts(False)\n"
+        "print(apart['ops'], apart['solo'], row['ops'] > 0, row['solo'] >= 8)\n"
+    )
+    assert check(code).split() == ["0", "40", "True", "True"]
+
+
+@many
+def test_a_worker_leaves_its_callers_cpu() -> None:
+    """The kernel wakes a thread where it ran last: two lanes would share a CPU while another one idles."""
+    code = (
+        "import ctypes\ncpu = ctypes.CDLL(None).sched_getcpu\n"
+        "own.set_knob('wake_work', 0); good()\n"
+        "mask = os.sched_getaffinity(0)\n"
+        "task, = [int(t) for t in os.listdir('/proc/self/task') if open(f'/proc/self/task/{t}/comm').read().strip() == 'tunekit']\n"
+        "where = lambda: int(open(f'/proc/self/task/{task}/stat').read().rpartition(')')[2].split()[36])\n"
+        "met = left = 0\n"
+        "for _ in range(60):\n"
+        "    here = cpu(); os.sched_setaffinity(task, {here}); good(); good(); before = where()\n"
+        "    time.sleep(0.01); os.sched_setaffinity(task, mask)\n"
+        "    started = cpu(); [q8.matmul(x, m) for _ in range(30)]\n"
+        "    if before == here == started == cpu(): met += 1; left += where() != here\n"
+        "end = time.monotonic() + 10  # it may be between its two steps\n"
+        "while os.sched_getaffinity(task) != mask and time.monotonic() < end: time.sleep(0.01)\n"
+        "print(met, left, os.sched_getaffinity(task) == mask)\n"
+    )
+    met, left, same = check(code).split()
+    assert same == "True" and int(met) >= 10 and int(left) > 0.8 * int(met), (met, left)
+
+
+# --- forks, signals and threads around what is decided once -----------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0, 0.001, 0.004])
+def test_a_fork_beside_another_threads_first_product(delay: float) -> None:
+    """The choice of a row is made under a lock; the child must not wait for a thread that it does not have."""
+    code = (
+        "import os, threading, time\nimport numpy as np\nfrom tunekit import q8\n"
+        "m = q8.pack(np.ones((64, 64), np.float32)); x = np.ones((2, 64), np.float32)\n"
+        "first = threading.Thread(target=q8.matmul, args=(x, m)); first.start()\n"
+        f"time.sleep({delay}); pid = os.fork()\n"
+        "same = q8.matmul(x, m).tobytes() == q8.oracle.matmul(q8.quantize(x), m).tobytes()\n"
+        "if pid == 0: os._exit(not same)\n"
+        "first.join(); print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), same)\n"
+    )
+    done = run_python(code, timeout=60)
+    assert done.stdout.split() == ["0", "True"], done.stderr
+
+
+def test_a_child_is_not_bound_by_blocks_of_threads_that_it_lacks() -> None:
+    code = (
+        "inside, end = threading.Event(), threading.Event()\n"
+        "def block():\n"
+        "    with tunekit.threads(1): inside.set(); end.wait(30)\n"
+        "own.set_knob('pretend_lanes', 4); other = threading.Thread(target=block); other.start(); inside.wait(30)\n"
+        "with tunekit.threads(2):\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0: os._exit(tunekit.lanes())\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), tunekit.lanes())\n"
+        "end.set(); other.join(); print(tunekit.lanes())\n"
+    )
+    assert check(code).split() == ["2", "1", "4"]
+
+
+def test_a_start_that_was_interrupted_is_begun_again_and_others_wait_for_it() -> None:
+    code = (
+        "team.forget(); real = team.profile; calls = []\n"
+        "def stops():\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 1: raise KeyboardInterrupt\n"
+        "    time.sleep(0.2); return real()\n"
+        "team.profile = stops\n"
+        "try: tunekit.lanes()\nexcept KeyboardInterrupt: pass\n"
+        "found = []; threads = [threading.Thread(target=lambda: found.append(tunekit.lanes())) for _ in range(4)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]; print(found, len(calls))\n"
+    )
+    assert check(code, {"TUNEKIT_THREADS": "1"}).strip() == "[1, 1, 1, 1] 2"
+
+
+def test_a_block_that_a_signal_ends_leaves_no_limit() -> None:
+    """Exceptions of signal handlers come anywhere, on the way into a block and out of it, too."""
+    code = (
+        "import signal\nclass Stop(Exception): pass\n"
+        "def stop(*_): raise Stop\n"
+        "own.set_knob('pretend_lanes', 4); signal.signal(signal.SIGALRM, stop); stopped = 0\n"
+        "end = time.monotonic() + 4\n"
+        "while time.monotonic() < end:\n"
+        "    try:\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 0.0001)\n"
+        "        while True:\n"
+        "            with tunekit.threads(1): pass\n"
+        "    except Stop: stopped += 1\n"
+        "print(stopped > 100, tunekit.lanes(), len(team._limits))\n"
+    )
+    assert check(code).split() == ["True", "4", "0"]
+
+
+def test_a_signal_handler_may_ask_for_lanes() -> None:
+    code = (
+        "import signal\nseen = []\n"
+        "signal.signal(signal.SIGALRM, lambda *_: seen.append(tunekit.lanes()))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001); end = time.monotonic() + 1\n"
+        "while time.monotonic() < end:\n"
+        "    with tunekit.threads(1): pass\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0); print(len(seen) > 10)\n"
+    )
+    assert check(code).strip() == "True"
+
+
+def test_threads_on_a_generator_is_refused() -> None:
+    code = (
+        "def plain(): return tunekit.lanes()\ndef later(): yield 1\nasync def task(): pass\n"
+        "own.set_knob('pretend_lanes', 4); print(tunekit.threads(2)(plain)(), tunekit.lanes())\n"
+        "for f in (later, task):\n"
+        "    try: tunekit.threads(1)(f)\n"
+        "    except TypeError as error: print('inside it' in str(error))\n"
+    )
+    assert check(code).split() == ["2", "4", "True", "True"]
+
+
+def test_a_huge_number_of_threads_is_all_there_are() -> None:
+    done = run_python(BEGIN + "print(good(), tunekit.lanes() >= 1)", {"TUNEKIT_THREADS": "9" * 30})
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_a_child_counts_from_nothing() -> None:
+    code = (
+        "own.set_knob('team_prof', 1); own.set_knob('pretend_lanes', 2); good(); pid = os.fork()\n"
+        "if pid == 0: os._exit(min(team.counts()['ops'], 100))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), team.counts()['ops'] > 0)\n"
+    )
+    assert check(code).split() == ["0", "True"]

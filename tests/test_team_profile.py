@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from conftest import run_python
 from tunekit import _profile, core, probe, team
 from tunekit.cpu import this_box
 from tunekit.cpu.box import Box
+from tunekit.errors import TunekitError
 
 pytestmark = pytest.mark.build
 OTHER = Box("x86_64", "GenuineIntel", 6, 143, 8, ("avx2",))
@@ -48,6 +50,8 @@ def test_numbers_that_are_wrong_are_left_out_by_name() -> None:
         ("[]", "no object 'knobs'"),
         ('{"version": 1}', "no object 'knobs'"),
         ('{"version": 2, "knobs": {}}', "version 2"),
+        ('{"version": true, "knobs": {}}', "version True"),
+        ('{"version": 1.0, "knobs": {}}', "version 1.0"),
         ('{"version": 1, "box": 3, "knobs": {}}', "a box is a JSON object"),
     ],
 )
@@ -163,7 +167,7 @@ class Talk:
     def __init__(self) -> None:
         self.complaints: list[str] = []
 
-    def progress(self, text: str) -> None:
+    def step(self, step: Any) -> None:
         pass
 
     def clear(self) -> None:
@@ -215,3 +219,53 @@ def test_a_probe_that_fails_is_said_and_costs_nothing(
 ) -> None:
     found, _, complaints = retuned(monkeypatch, answer)
     assert found is None and len(complaints) == 1 and "no box profile was made" in complaints[0]
+
+
+def test_many_wrong_names_are_a_short_story() -> None:
+    found = parsed({"version": 1, "knobs": {f"gemv_lane_cap{i}": [[0] * 1000] for i in range(200_000)}})
+    assert len(found.problems) == 21 and "199980 more" in found.problems[-1] and max(map(len, found.problems)) < 200
+
+
+def test_a_pipe_and_a_device_are_no_profile(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    large = tmp_path / "large.json"
+    with open(large, "wb") as file:
+        file.truncate(1 << 40)  # sparse
+    for path, says in ((tmp_path / "pipe", "regular file"), (Path("/dev/zero"), "regular file"), (large, "larger than 1 MiB")):
+        found = _profile.load(path, this_box())
+        assert says in found.problems[0] and found.refused == "damaged"
+
+
+def test_a_user_that_nobody_knows_is_a_name_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNEKIT_BOX_PROFILE", "~nobody-of-that-name/x")
+    assert "does not exist" in team.profile().problems[0]
+
+
+def test_a_probe_keeps_what_it_did_not_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "profile.json"
+    monkeypatch.setenv("TUNEKIT_BOX_PROFILE", str(path))
+    two = probe.Minted({"wake_work": 5, "gemv_lane_cap": 1}, {"live": 2, "stream_gbs": {"1": 3.0}})
+    _profile.save(path, this_box(), {"team_spin_us": 7}, {})
+    probe.write(two)
+    probe.write(probe.Minted({"q8_token_block": 64}, {"live": 1}))  # on one CPU
+    data = json.loads(path.read_text())
+    assert data["knobs"] == {"team_spin_us": 7, "wake_work": 5, "gemv_lane_cap": 1, "q8_token_block": 64}
+    assert data["measured"] == {"live": 1, "stream_gbs": {"1": 3.0}}
+
+
+def test_a_probe_puts_a_torn_profile_aside_and_refuses_another_boxs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "profile.json"
+    monkeypatch.setenv("TUNEKIT_BOX_PROFILE", str(path))
+    torn = '{"version": 1, "knobs": {"team_spin_us": 7},}'
+    path.write_text(torn)
+    minted = probe.Minted({"q8_token_block": 64})
+    probe.write(minted)
+    assert (tmp_path / "profile.json.bad").read_text() == torn and "profile.json.bad" in minted.lines[-1]
+    assert json.loads(path.read_text())["knobs"] == {"q8_token_block": 64}
+    other = json.dumps({"version": 1, "box": OTHER.to_json(), "knobs": {"gemv_lane_cap": 8}})
+    path.write_text(other)
+    with pytest.raises(TunekitError, match="another box"):
+        probe.check_writable()
+    with pytest.raises(TunekitError, match="name another file"):
+        probe.write(minted)
+    assert path.read_text() == other

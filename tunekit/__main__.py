@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tunekit COMMAND``: status, list, retune, build, probe, show, verify, manifest, new, header, environment.
+"""``python -m tunekit COMMAND``: status, list, retune, report, doctor, build, probe, show, verify, manifest, new,
+header, environment.
 
 Results go to stdout, progress and logs to stderr. Exit status: 0 done, 1 a check failed, 2 usage, 3 nothing could
-be built (no compiler, no runnable row), 130 interrupted.
+be built (no compiler, no runnable row), 4 (doctor) timing is unreliable, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tunekit import _manifest, _policy, _proofs, _status, _templates, core, cpu, dispatch, linking, manifests, paths
-from tunekit.console import Console, seconds, table
+from tunekit.console import Console, plain, seconds, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ManifestError, ToolchainError, TunekitError
 from tunekit.kernel import Kernel
@@ -248,6 +250,8 @@ def _probe_command(options: argparse.Namespace) -> int:
     """Measure what dispatch costs here, and write the box profile."""
     from tunekit import probe
 
+    if not options.dry_run:
+        probe.check_writable()
     started = time.perf_counter()
     minted = probe.probe()
     path = None if options.dry_run else probe.write(minted)
@@ -259,6 +263,59 @@ def _probe_command(options: argparse.Namespace) -> int:
         print(f"\nprobed in {seconds(time.perf_counter() - started)}")
     print(f"box profile: {path or 'not written'}")
     return 0
+
+
+# --- report ----------------------------------------------------------------------------------------------
+
+
+def _report_command(options: argparse.Namespace) -> int:
+    """Write the last retunes' records as a page."""
+    from tunekit.report import command
+
+    if options.output is None and not options.json:
+        options.output = command.DEFAULT
+    if options.json and options.output == "-":
+        raise TunekitError("--json and --output - both want standard output; name a file")
+    answer, problems = command.run(options)
+    for problem in problems:
+        print(f"tunekit: {problem}", file=sys.stderr)
+    if options.json:
+        _print_json(answer)
+        return 0
+    for kind in ("output", "png"):
+        if answer[kind]:
+            print(answer[kind])
+    return 0
+
+
+# --- doctor ----------------------------------------------------------------------------------------------
+
+
+def _doctor_command(options: argparse.Namespace) -> int:
+    """Say what is wrong with this box: 1 where kernels are affected, 4 where timing alone is."""
+    from tunekit.doctor import facts, findings
+
+    seen = facts.here()
+    found = findings.examine(seen)
+    status = findings.status(found)
+    if options.json:
+        told = {**dataclasses.asdict(seen), "features": sorted(seen.features)}
+        _print_json({"status": status, "findings": [vars(finding) for finding in found], "facts": told})
+        return status
+    print(f"box: {cpu.this_box().key}, {len(seen.allowed)} CPUs, {seen.compiler.label or 'no compiler'}")
+    for kind, title in (
+        (findings.KERNELS, "Kernels are unavailable, or not the ones that were tuned"),
+        (findings.TIMING, "Timing is unreliable"),
+        (findings.NOTE, "Good to know"),
+    ):
+        those = [finding for finding in found if finding.kind == kind]
+        if those:
+            print(f"\n{title}:")
+        for finding in those:
+            print(f"- {plain(finding.what)}\n  mend: {plain(finding.mend)}")
+    if status == 0:
+        print("\nnothing is wrong here")
+    return status
 
 
 # --- show ------------------------------------------------------------------------------------------------
@@ -413,6 +470,20 @@ def parser() -> argparse.ArgumentParser:
     probe.add_argument("--json", action="store_true", help="as JSON")
     probe.add_argument("--quiet", action="store_true", help="only where the profile is")
 
+    report = add("report", _report_command, "what the last retune measured, as one page for a browser")
+    report.add_argument("--scope", help="only this scope (default: every installed one that has a record)")
+    report.add_argument("--record", metavar="FILE", help="this record instead, such as another box's")
+    report.add_argument("--output", metavar="FILE", help="the page (tunekit-report.html; - for standard output)")
+    report.add_argument(
+        "--png", metavar="FILE", help="a picture of the first race, too; needs: pip install 'tunekit-native[report]'"
+    )
+    report.add_argument(
+        "--json", action="store_true", help="print the figures as JSON; then a page is written only with --output"
+    )
+
+    doctor = add("doctor", _doctor_command, "what here makes timing unreliable or kernels unavailable, with mends")
+    doctor.add_argument("--json", action="store_true", help="findings and facts as JSON")
+
     show = add("show", _show_command, "the rendered C, or the assembly, of one row")
     show.add_argument("kernel", metavar="KERNEL")
     show.add_argument("row", metavar="ROW", help="a row's name, or reference")
@@ -459,7 +530,7 @@ def parser() -> argparse.ArgumentParser:
     either.add_argument("--where", action="store_true", help="print the folder (for a compiler's -I)")
     either.add_argument("--to", metavar="FOLDER", help="write header, .pxd, .pc and .pyi below this folder")
 
-    for command in (status, build, header):
+    for command in (status, build, header, report, doctor):
         manifests.add_module_option(command)
     add("environment", _environment_command, "the environment variables that tunekit reads")
     commands.add_parser("retune", help="find this box's winners (python -m tunekit.retune)", add_help=False)

@@ -12,7 +12,6 @@ import contextlib
 import glob
 import json
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -111,16 +110,11 @@ def parse_manifest(text: str | bytes, path: Path | None = None) -> Manifest:
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest file; a problem is in the result, never raised."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
-            return Manifest(path, problem="it cannot be read (it is not a regular file)", exists=True)
-        with open(path, "rb") as file:
-            data = file.read(_TOO_LARGE + 1)
+        data = paths.read_small(path, _TOO_LARGE)
     except FileNotFoundError:
         return Manifest(path)
     except OSError as error:
         return Manifest(path, problem=f"it cannot be read ({error.strerror or error})", exists=True)
-    if len(data) > _TOO_LARGE:
-        return Manifest(path, problem="it is larger than 16 MiB", exists=True)
     return parse_manifest(data, path)
 
 
@@ -161,7 +155,7 @@ def write_path(scope: str) -> Path:
     override = settings().manifest
     if override == "":
         raise ManifestError("TUNEKIT_MANIFEST is empty, which means no manifest: there is no file to write")
-    return Path(override).expanduser().absolute() if override else application() or user_path(scope)
+    return paths.expand(override).absolute() if override else application() or user_path(scope)
 
 
 def check_writable(path: Path) -> None:
@@ -195,7 +189,7 @@ def layers(scope: str) -> tuple[Manifest, ...]:
     if override == "":
         return ()
     if override is not None:
-        path = Path(override).expanduser().absolute()
+        path = paths.expand(override).absolute()
         found = replace(read_manifest(path), origin="environment")
         return (found if found.exists else replace(found, problem="TUNEKIT_MANIFEST names it and it does not exist"),)
     own = application()
@@ -222,7 +216,7 @@ def read_record(manifest: Path | None) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _aside(path: Path, ending: str) -> Path:
+def aside(path: Path, ending: str) -> Path:
     """A name beside a file that nothing has yet: ``FILE.bad``, ``FILE.bad2``, ..."""
     names = (path.with_name(f"{path.name}{ending}{number if number > 1 else ''}") for number in range(1, 1000))
     return next((name for name in names if not name.exists()), path.with_name(path.name + ending))
@@ -245,7 +239,7 @@ def keep_record(path: Path, new: Mapping[str, Any]) -> None:
             return
     except (ValueError, AttributeError, RecursionError):
         ending = "bad"
-    os.replace(path, _aside(path, f".{ending}"))
+    os.replace(path, aside(path, f".{ending}"))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -346,7 +340,7 @@ def save(path: Path, entries: Mapping[str, str | None], record: Mapping[str, Any
         merged: dict[str, Any] = {}
         old = read_manifest(path)
         if old.exists and old.problem:
-            os.replace(path, _aside(path, ".bad"))
+            os.replace(path, aside(path, ".bad"))
         elif old.exists:
             merged = json.loads(path.read_bytes().decode("utf-8-sig"))
         merged.update(entries)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tunekit import _manifest, core, cpu, dispatch
+from tunekit._lock import lock
 from tunekit.console import Console, seconds
 from tunekit.dispatch import Binding
 from tunekit.environment import POLICIES, settings
@@ -612,7 +613,6 @@ def _start_again() -> None:
 
 # --- the guard -------------------------------------------------------------------------------------------
 
-_lock = threading.Lock()
 _guarded: str | None = None
 
 
@@ -657,7 +657,7 @@ def _late(value: str, seen: set[str]) -> Callable[[Kernel, Binding], None]:
 def _once(missing: str, limit: float | None) -> None:
     """Apply the first policy of a process; later ones do nothing, unless the first stopped with an error."""
     global _guarded
-    with _lock:
+    with lock:
         if _guarded is not None:
             return
         _guarded = missing

@@ -17,10 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunekit import paths
 from tunekit.cpu.box import Box
 
 FILE = "box_profile.json"
 VERSION = 1
+_TOO_LARGE = 1 << 20
+_MOST_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("target_chunk_work", 1_000_000, 1, 1 << 40, "per-chunk slope",
          "multiply-accumulates that are worth a lane: below twice as many, a product runs on one"),
     Knob("wake_work", 2_000_000, 0, 1 << 40, "parked ladder",
-         "multiply-accumulates that are worth waking workers; smaller products go to those that are awake"),
+         "multiply-accumulates that are worth waking workers, in one product or in a row; fewer go to who is awake"),
     Knob("gemv_lane_cap", 0, 0, 256, "streaming ladder",
          "lanes of a product with one token at most; 0: no cap"),
     Knob("batch_lane_cap", 0, 0, 256, "by hand", "lanes of a product with more tokens at most; 0: no cap"),
@@ -77,25 +80,32 @@ class Profile:
         knobs: the numbers that apply.
         problems: what was wrong, a sentence each.
         found: whether there is such a file.
+        refused: why nothing of it counts: ``damaged``, ``another box``, or empty.
+        measured: what its numbers came from, as the probe wrote it.
     """
 
     path: Path
     knobs: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     found: bool = True
+    refused: str = ""
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check(knobs: Mapping[str, Any]) -> tuple[dict[str, int], list[str]]:
     """Numbers that are legal, and a sentence for each that is not."""
     legal: dict[str, int] = {}
-    problems = []
-    for name, value in knobs.items():
+    problems: list[str] = []
+    for number, (name, value) in enumerate(knobs.items()):
         knob = BY_NAME.get(name)
+        if len(problems) == _MOST_PROBLEMS:
+            problems.append(f"and so on: {len(knobs) - number} more were not looked at")
+            break
         if knob is None:
-            near = difflib.get_close_matches(name, BY_NAME, 1)
-            problems.append(f"{name!r} is no knob" + (f" (did you mean {near[0]!r}?)" if near else ""))
+            near = difflib.get_close_matches(name[:60], BY_NAME, 1)
+            problems.append(f"{name!r:.60} is no knob" + (f" (did you mean {near[0]!r}?)" if near else ""))
         elif isinstance(value, bool) or not isinstance(value, int):
-            problems.append(f"{name} must be a whole number, not {value!r}")
+            problems.append(f"{name} must be a whole number, not {value!r:.60}")
         elif not knob.low <= value <= knob.high:
             problems.append(f"{name} = {value} is not between {knob.low} and {knob.high}")
         else:
@@ -105,19 +115,24 @@ def check(knobs: Mapping[str, Any]) -> tuple[dict[str, int], list[str]]:
 
 def parse(text: str, path: Path, box: Box) -> Profile:
     """A profile from its text. Pure: nothing is raised, what is wrong is among the problems."""
+
+    def damaged(what: str) -> Profile:
+        return Profile(path, problems=(f"{path} {what}; it is ignored",), refused="damaged")
+
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Profile(path, problems=(f"{path} is not JSON ({error}); it is ignored",))
+        return damaged(f"is not JSON ({error})")
     if not isinstance(data, dict) or not isinstance(data.get("knobs"), dict):
-        return Profile(path, problems=(f"{path} holds no object 'knobs'; it is ignored",))
-    if data.get("version") != VERSION:
-        return Profile(path, problems=(f"{path} has version {data.get('version')!r}, not {VERSION}; it is ignored",))
+        return damaged("holds no object 'knobs'")
+    version = data.get("version")
+    if type(version) is not int or version != VERSION:
+        return damaged(f"has version {version!r:.60}, not {VERSION}")
     if "box" in data:
         try:
             other = Box.from_json(data["box"])
         except ValueError as error:
-            return Profile(path, problems=(f"{path}: {error}; it is ignored",))
+            return damaged(f"names no box: {error}")
         if other.key != box.key:
             return Profile(
                 path,
@@ -125,19 +140,25 @@ def parse(text: str, path: Path, box: Box) -> Profile:
                     f"{path} is the profile of another box, {other.key}, and this one is {box.key}: it is ignored; "
                     f"for one of this box: python -m tunekit probe",
                 ),
+                refused="another box",
             )
     legal, problems = check(data["knobs"])
-    return Profile(path, legal, tuple(f"{path}: {problem}; the default applies" for problem in problems))
+    measured = data.get("measured")
+    told = tuple(f"{path}: {problem}; the default applies" for problem in problems)
+    return Profile(path, legal, told, measured=measured if isinstance(measured, dict) else {})
 
 
 def load(path: Path, box: Box) -> Profile:
     """The profile in a file; one that is not there says nothing, and is no problem."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = paths.read_small(path, _TOO_LARGE).decode("utf-8")
     except FileNotFoundError:
         return Profile(path, found=False)
-    except (OSError, UnicodeDecodeError) as error:
-        return Profile(path, problems=(f"{path} cannot be read ({error}); it is ignored",))
+    except OSError as error:
+        problem = f"{path} cannot be read ({error.strerror or error}); it is ignored"
+        return Profile(path, problems=(problem,), refused="damaged")
+    except UnicodeDecodeError as error:
+        return Profile(path, problems=(f"{path} is not UTF-8 text ({error}); it is ignored",), refused="damaged")
     return parse(text, path, box)
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a command says on a terminal, in a pipe and in a log.
 
-Results go to stdout, progress and notes to stderr. Progress is one line that is rewritten in place, and exists
-only where a person can see it: stderr is a terminal and nobody asked for quiet. Colour follows ``NO_COLOR`` and
-``TERM=dumb``. A reader that goes away (``| head -1``) ends the output, not the work; neither does a full disk, but
-there somebody meant to keep what was written, so :attr:`Console.lost` says that it was not.
+Results go to stdout, progress and notes to stderr. On a terminal progress is one line that is rewritten in place;
+elsewhere a :class:`Step` makes one plain line when its stage begins and one every half minute, so that a log shows
+where it stands; programs can have JSON lines. Colour follows ``NO_COLOR`` and ``TERM=dumb``. A reader that goes away
+(``| head -1``) ends the output, not the work; neither does a full disk, but there somebody meant to keep what was
+written, so :attr:`Console.lost` says that it was not.
 """
 
 from __future__ import annotations
@@ -13,11 +14,22 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import time
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 _CLEAR = "\r\x1b[2K"
+
+PROGRESS = ("auto", "plain", "json", "none")
+"""How progress is told: as the stream asks for, or as plain lines, as JSON lines, or not at all."""
+
+HEARTBEAT = 30.0
+"""Seconds after which a stage is mentioned again in a log."""
+
+_JSON_EVERY = 0.2  # seconds between JSON lines of one stage
 
 
 def plain(text: str) -> str:
@@ -53,6 +65,70 @@ def seconds(value: float) -> str:
     return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60:02d} s"
 
 
+def clip(text: str, columns: int) -> str:
+    """As much of a line as fits into so many columns; wide characters take two."""
+    used = 0
+    for at, char in enumerate(text):
+        used += 2 if unicodedata.east_asian_width(char) in "WF" else not unicodedata.combining(char)
+        if used > columns:
+            return text[:at]
+    return text
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where a long piece of work stands.
+
+    Attributes:
+        stage: what is being done: ``build``, ``check``, ``race``, ``stamp``, ``probe`` ...
+        subject: the scope or kernel.
+        part: of the subject, such as ``tile (1 of 3)``.
+        phase: within the stage, such as ``screening``.
+        done, total, unit: how many of how many of what; total 0: not countable.
+        item: what is in hand now: a row, an object.
+    """
+
+    stage: str
+    subject: str
+    part: str = ""
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+    item: str = ""
+
+    @property
+    def head(self) -> str:
+        """The stage and what it is about: what a log says when it begins."""
+        return f"{self.stage} {self.subject}" + (f", {self.part}" if self.part else "")
+
+    def count(self, unit: bool = True) -> str:
+        """``12/60 rounds``."""
+        return f"{self.done}/{self.total}" + (f" {self.unit}" if unit and self.unit else "") if self.total else ""
+
+    def line(self, columns: int) -> str:
+        """The most that fits into so many columns: what is left out first is said elsewhere or is seen to change."""
+
+        def told(head: str, *more: str) -> str:
+            rest = [word for word in more if word]
+            return plain(head + (": " + ", ".join(rest) if rest else ""))
+
+        short = f"{self.stage} {self.part.partition(' ')[0] or self.subject}"
+        phase = f"{self.phase} {self.count()}".strip()
+        candidates = (
+            told(self.head, phase, self.item),
+            told(short, phase, self.item),
+            told(short, phase),
+            told(short, self.count(False)),
+            told(self.stage, self.count(False)),
+        )
+        return next((text for text in candidates if clip(text, columns) == text), clip(candidates[-1], columns))
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {"event": "progress", **{name: value for name, value in vars(self).items() if value != ""}}
+
+
 def _is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     try:
         return stream.isatty() and environ.get("TERM", "") != "dumb"
@@ -65,7 +141,9 @@ class Console:
 
     Args:
         out, err: the streams; by default the process's own at the time of construction.
-        quiet: no progress and no notes.
+        quiet: no progress (but JSON lines, where those are asked for) and no notes.
+        progress: one of :data:`PROGRESS`.
+        clock: seconds that only grow.
         environ: where ``NO_COLOR`` and ``TERM`` are looked up.
     """
 
@@ -76,13 +154,20 @@ class Console:
         *,
         quiet: bool = False,
         environ: Mapping[str, str] | None = None,
+        progress: str = "auto",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         where = os.environ if environ is None else environ
         # pythonw and some services run with no streams at all; then there is nobody to talk to.
         self._out: TextIO | None = sys.stdout if out is None else out
         self._err: TextIO | None = sys.stderr if err is None else err
         self.quiet = quiet
-        self._live = not quiet and self._err is not None and _is_terminal(self._err, where)
+        terminal = self._err is not None and _is_terminal(self._err, where)
+        self._live = not quiet and progress == "auto" and terminal
+        self._lines = not quiet and (progress == "plain" or (progress == "auto" and not terminal))
+        self._json = progress == "json"
+        self._clock = clock
+        self._told: tuple[str, float] = ("", 0.0)
         self._colour = not where.get("NO_COLOR") and self._out is not None and _is_terminal(self._out, where)
         self._shown = False
         self.lost: str | None = None
@@ -110,14 +195,39 @@ class Console:
     def complain(self, text: str) -> None:
         """One line that must be seen, on stderr, quiet or not."""
         self.clear()
-        self._err, _ = self._write(self._err, text + "\n")
+        line = json.dumps({"event": "message", "text": text}) if self._json else text
+        self._err, _ = self._write(self._err, line + "\n")
+
+    def step(self, step: Step) -> None:
+        """Say where the work stands, in the way that the reader can use."""
+        now = self._clock()
+        head, when = self._told
+        begins = head != step.head
+        if self._live:
+            self._rewrite(step.line(self._columns()))
+        elif self._json and (begins or now - when >= _JSON_EVERY or (step.total and step.done == step.total)):
+            self._told = (step.head, now)
+            self._err, _ = self._write(self._err, json.dumps(step.as_json()) + "\n")
+        elif self._lines and (begins or now - when >= HEARTBEAT):
+            self._told = (step.head, now)
+            much = (f"{step.total} {step.unit}".strip() if begins else step.count()) if step.total else ""
+            self._err, _ = self._write(self._err, plain(step.head + (f": {much}" if much else "")) + "\n")
 
     def progress(self, text: str) -> None:
         """Rewrite the progress line; nothing happens where stderr is not a terminal."""
-        if not self._live:
-            return
-        width = max(20, shutil.get_terminal_size().columns - 1)
-        self._err, _ = self._write(self._err, _CLEAR + plain(text)[:width])
+        if self._live:
+            self._rewrite(clip(plain(text), self._columns()))
+
+    def _columns(self) -> int:
+        """Columns of stderr's own terminal, less the last one, in which some terminals wrap."""
+        try:
+            columns = os.get_terminal_size(self._err.fileno()).columns if self._err is not None else 0
+        except (OSError, ValueError, AttributeError):
+            columns = 0
+        return max(1, (columns or shutil.get_terminal_size().columns) - 1)
+
+    def _rewrite(self, line: str) -> None:
+        self._err, _ = self._write(self._err, _CLEAR + line)
         self._shown = True
 
     def clear(self) -> None:

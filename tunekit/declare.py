@@ -10,13 +10,13 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 from tunekit import _manifest, dispatch, linking
 from tunekit import kernel as _kernel
+from tunekit._lock import lock
 from tunekit.cpu.requires import parse
 from tunekit.dispatch import Tuned, TunedFunction
 from tunekit.errors import DeclarationError
@@ -29,7 +29,6 @@ _C_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
 _TEMPLATE_NAMES = frozenset(("row", "arch", "alternative", "proto", "symbol", "preamble", "fail"))
 
-_lock = threading.Lock()
 _scopes: dict[str, tuple[str, int]] = {}
 _declared: dict[str, tuple[str, int]] = {}
 _companions: dict[str, str] = {}
@@ -55,7 +54,7 @@ def _here(depth: int) -> tuple[str, int]:
 
 def _claim(what: str, name: str, place: tuple[str, int], table: dict[str, tuple[str, int]]) -> None:
     """Refuse a second declaration of one name; a reload of the same line is no second one."""
-    with _lock:
+    with lock:
         taken = table.get(name)
         if taken is not None and taken != place:
             raise DeclarationError(

@@ -14,7 +14,6 @@ import importlib.util
 import json
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tunekit import _manifest, module, paths, team
+from tunekit._lock import lock
 from tunekit.choose import Choice, World, choose, refusal
 from tunekit.cpu import this_box, this_cpu, this_features
 from tunekit.cpu.features import KNOWN_FEATURES, suggestion
@@ -46,7 +46,6 @@ log.addHandler(logging.NullHandler())
 
 _HERE = Path(__file__).resolve().parent
 
-_lock = threading.RLock()
 _kernels: dict[str, Kernel] = {}
 _functions: dict[str, tuple[TunedFunction, ...]] = {}
 _bindings: dict[str, Binding] = {}
@@ -67,7 +66,7 @@ first_use: Callable[[Kernel, Binding], None] | None = None
 
 def warn_once(message: str) -> None:
     """Say something to the operator, once per process."""
-    with _lock:
+    with lock:
         if message in _said:
             return
         _said.add(message)
@@ -79,20 +78,20 @@ def warn_once(message: str) -> None:
 
 def register(kernel: Kernel, functions: Sequence[TunedFunction]) -> None:
     """Enter a declaration (see :func:`tunekit.tune`, which refuses a second one of the same name)."""
-    with _lock:
+    with lock:
         _kernels[kernel.key] = kernel
         _functions[kernel.key] = tuple(functions)
 
 
 def functions_of(kernel: Kernel) -> dict[str, TunedFunction]:
     """The kernel and its companions by name, as callers hold them."""
-    with _lock:
+    with lock:
         return {function.__name__: function for function in _functions[kernel.key]}
 
 
 def kernels(scope: str | None = None) -> tuple[Kernel, ...]:
     """The kernels declared in this process, of one scope or all, in the order of declaration."""
-    with _lock:
+    with lock:
         return tuple(k for k in _kernels.values() if scope is None or k.scope.name == scope)
 
 
@@ -229,7 +228,7 @@ def _beside(kernel: Kernel, siblings: tuple[Kernel, ...]) -> LoadedModule | None
 
 def loaded_modules(kernel: Kernel, grid: bool = False) -> tuple[LoadedModule, ...]:
     """The modules in which a kernel's rows are looked up, in order; with the grid module only when asked."""
-    with _lock:
+    with lock:
         unit = f"{kernel.scope.name}:{kernel.module}:{grid}"
         if unit not in _modules:
             siblings = tuple(k for k in _kernels.values() if (k.scope, k.module) == (kernel.scope, kernel.module))
@@ -246,7 +245,7 @@ def loaded_modules(kernel: Kernel, grid: bool = False) -> tuple[LoadedModule, ..
 
 def forget_modules() -> None:
     """Look for modules again (after a build in this process). Choices that were made stay."""
-    with _lock:
+    with lock:
         _modules.clear()
         _reports.clear()
 
@@ -257,7 +256,7 @@ _reports: dict[Path, Mapping[str, Any]] = {}
 def build_report(kernel: Kernel) -> Mapping[str, Any]:
     """What the install said beside the declaring file: why nothing was built, or that the build is frozen; or {}."""
     path = build_report_path(kernel)
-    with _lock:
+    with lock:
         if path not in _reports:
             try:
                 data = json.loads(path.read_bytes())
@@ -439,7 +438,7 @@ def shipped(kernel: Kernel) -> tuple[_manifest.Manifest, ...]:
 
 def used() -> tuple[str, ...]:
     """The kernels whose choice has been made, and so is fixed for the process."""
-    with _lock:
+    with lock:
         return tuple(_bindings)
 
 
@@ -450,7 +449,7 @@ def reference_everywhere() -> None:
         ChoiceError: a kernel has been used on another row already.
     """
     global _reference_everywhere
-    with _lock:
+    with lock:
         other = [key for key, binding in _bindings.items() if binding.choice.suffix != REFERENCE]
         if other:
             raise ChoiceError(
@@ -467,7 +466,7 @@ def declare_application(path: Path) -> None:
         ChoiceError: a kernel has been used already.
         DeclarationError: another file was declared before.
     """
-    with _lock:
+    with lock:
         if settings().manifest is not None:
             return  # it decides alone, and the application's is never read
         before = _manifest.application()
@@ -487,7 +486,7 @@ def declare_application(path: Path) -> None:
 
 def peek(kernel: Kernel) -> Binding:
     """The choice in force, or the one that the first use would make. Fixes nothing."""
-    with _lock:
+    with lock:
         return _bindings.get(kernel.key) or _decide(kernel)
 
 
@@ -500,16 +499,16 @@ def bind(kernel: Kernel) -> Binding:
     binding = _bindings.get(kernel.key)
     if binding is not None:
         return binding
-    with _lock:
+    with lock:
         binding = _bindings.get(kernel.key)
         if binding is None:
             binding = _decide(kernel)
             if first_use is not None:
                 first_use(kernel, binding)
             _announce(kernel, binding)
-            _bindings[kernel.key] = binding
             for problem in team.start():
                 warn_once(f"tunekit: {problem}")
+            _bindings[kernel.key] = binding  # last: who finds it needs no lock, and finds the team ready
     return binding
 
 

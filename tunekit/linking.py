@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from tunekit import dispatch
+from tunekit._lock import lock
 from tunekit.errors import AbiError, TunekitError
 from tunekit.kernel import ABI, Kernel
 from tunekit.signature import Signature
@@ -27,7 +27,6 @@ from tunekit.signature import Signature
 FOLDER = "tk_include"
 """The folder beside a declaring file in which its header, .pxd and .pc lie."""
 
-_lock = threading.RLock()
 _tables: dict[str, Any] = {}
 _makers: dict[str, Callable[[], Any]] = {}
 
@@ -95,7 +94,7 @@ def capsule(module: str) -> Any:
     Raises:
         AbiError: a kernel of it has no native code here (an ImportError, so that a C consumer's import fails with it).
     """
-    with _lock:
+    with lock:
         if module in _tables:
             return _tables[module][0]
         import ctypes
@@ -205,5 +204,5 @@ def table_address(module: str) -> int:
     import ctypes
 
     capsule(module)
-    with _lock:
+    with lock:
         return ctypes.addressof(_tables[module][1])

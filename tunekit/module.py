@@ -130,14 +130,18 @@ def load(path: Path, kernels: Sequence[Kernel]) -> LoadedModule:
         spec.loader.exec_module(extension)
     except AbiError:
         raise
-    except Exception as error:  # a truncated file, another architecture, a missing libc symbol
+    except (ImportError, OSError, SystemError, AttributeError, ValueError) as error:
+        # A damaged file, another architecture, a missing libc symbol. Nothing wider: a signal handler may raise here,
+        # a TimeoutError for one, which has no number of the system's.
+        if isinstance(error, OSError) and error.errno is None:
+            raise
         raise DamagedModule(f"{path}: it cannot be loaded ({error}); {_REBUILD}") from error
     finally:
         sys.modules.pop(name, None)
     ffi, lib = extension.ffi, extension.lib
     try:
         stamp = json.loads(ffi.string(lib.tk_stamp()))
-    except Exception as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise AbiError(
             f"{path}: its stamp cannot be read ({error}); {_REBUILD}"
         ) from error

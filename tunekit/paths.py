@@ -8,6 +8,7 @@ that is a symbolic link, is refused: its modules would be loaded into this proce
 
 from __future__ import annotations
 
+import errno
 import importlib.machinery
 import os
 import stat
@@ -17,9 +18,33 @@ from tunekit.environment import settings
 from tunekit.errors import TunekitError
 
 
+def expand(name: str) -> Path:
+    """A path from a setting, ``~`` expanded; ``~USER`` of a user that nobody knows is a name like any other."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """A file that belongs to this package, whole.
+
+    Raises:
+        OSError: it cannot be read, holds more than ``most`` bytes, or is no regular file (to open a pipe would wait
+            for a writer); ``strerror`` says which.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))
+    return data
+
+
 def _root(override: str | None, variable: str, kind: str) -> Path:
     if override:
-        path = Path(override).expanduser()
+        path = expand(override)
         if path.exists() and not path.is_dir():
             raise TunekitError(f"{variable}={override!r} is not a folder; name a folder or unset it")
         return path.absolute()

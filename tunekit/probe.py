@@ -7,6 +7,7 @@ margin. ``retune`` runs it in a fresh process, so that products run on the rows 
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from tunekit import _profile, paths, team
+from tunekit import _manifest, _profile, ceilings, paths, team
 from tunekit.console import table
 from tunekit.core import core
 from tunekit.cpu import this_box
+from tunekit.environment import settings
 from tunekit.errors import TunekitError
 from tunekit.q8 import product
 from tunekit.q8.matrix import Matrix
@@ -32,6 +34,9 @@ NOISY = 0.10
 
 KNEE = 0.10
 """Another doubling of the lanes is worth it where it brings this part more bytes a second."""
+
+_FREE = 0.75
+"""Where all lanes are worth less than this part of themselves on a product in the cache, others hold the CPUs."""
 
 _DISPATCHES = 2000
 _ROUNDS = 15
@@ -198,7 +203,23 @@ def _dispatch(own: Any, live: int, rate: float, minted: Minted) -> None:
     )
 
 
-def _stream(own: Any, rng: np.random.Generator, live: int, minted: Minted) -> None:
+def _free(own: Any, hot: _Bench, live: int) -> float:
+    """How much of the CPUs is there for the taking: the speedup by all lanes of a product in the cache, over the lanes.
+
+    Where others hold the CPUs, one lane seems to be enough for anything.
+    """
+
+    def run(ceiling: int) -> None:
+        own.set_knob("ceiling", ceiling)
+        hot.run()
+
+    before = own.knobs()["ceiling"]
+    one, all_ = interleaved([1, before], run, hot.calls(_WINDOW))
+    own.set_knob("ceiling", before)
+    return one / all_ / live
+
+
+def _stream(own: Any, rng: np.random.Generator, live: int, free: float, minted: Minted) -> None:
     """One token against matrices that are too many for any cache: how many lanes fill the memory's bandwidth."""
     bench = _Bench(rng, 1, 4096, 4096)
     size = sum(plane.nbytes for plane in bench.planes)
@@ -215,15 +236,16 @@ def _stream(own: Any, rng: np.random.Generator, live: int, minted: Minted) -> No
     *times, again = interleaved([*steps, steps[-1]], run, bench.calls(2 * _WINDOW))
     floor = abs(again / times[-1] - 1)
     rates = [(lanes, size / seconds / 1e9) for lanes, seconds in zip(steps, times, strict=True)]
-    best = knee(rates) if floor <= NOISY else live
+    best = knee(rates) if floor <= NOISY and free >= _FREE else live
     minted.knobs["gemv_lane_cap"] = 0 if best == live else best
     own.set_knob("gemv_lane_cap", minted.knobs["gemv_lane_cap"])
     minted.measured["stream_gbs"] = {str(lanes): round(rate, 2) for lanes, rate in rates}
+    minted.measured["cpus_free"] = round(free, 2)
     minted.measured["stream_noise_floor"] = round(floor, 3)
     told = ", ".join(f"{lanes}: {rate:.1f}" for lanes, rate in rates)
     minted.lines.append(
-        f"one token, weights from memory, lanes: {told} GB/s, noise {100 * floor:.1f} % -> "
-        f"gemv_lane_cap {minted.knobs['gemv_lane_cap']}"
+        f"one token, weights from memory, lanes: {told} GB/s, noise {100 * floor:.1f} %, "
+        f"{100 * free:.0f} % of the CPUs free -> gemv_lane_cap {minted.knobs['gemv_lane_cap']}"
     )
 
 
@@ -251,7 +273,7 @@ def probe() -> Minted:
     blocks, budgets = (32, 64, 128, 256), (1 << 20, 2 << 20, 4 << 20, 8 << 20)
     if live > 1:
         _dispatch(own, live, hot.work / seconds[0] / 1e9, minted)
-        _stream(own, rng, live, minted)
+        _stream(own, rng, live, _free(own, _Bench(rng, 128, 1024, 512 * live), live), minted)
         small = _Bench(rng, 4, 576, 192)  # few chunks: what a gate keeps the others out of
         gate = _compare(own, "team_rank_gate", (1, 0), small, minted, "rank gate on, off")
         minted.knobs["team_rank_gate"] = gate
@@ -264,24 +286,47 @@ def probe() -> Minted:
     minted.knobs["q8_token_block"] = block
     budget = _compare(own, "q8_l2_budget", budgets, _Bench(rng, 256, 8192, 128), minted, "bytes a block")
     minted.knobs["q8_l2_budget"] = budget
+    minted.measured["ceilings"] = ceilings.here()
+    minted.lines += ceilings.lines(minted.measured["ceilings"])
     for name in ("target_chunk_work", "wake_work"):
         own.set_knob(name, minted.knobs.get(name, _profile.BY_NAME[name].default))
     return minted
 
 
-def write(minted: Minted) -> Path:
-    """Write the profile where :func:`tunekit.team.profile_path` says; numbers that nobody mints are kept.
+def check_writable() -> None:
+    """Refuse before anything is measured what :func:`write` would refuse.
 
     Raises:
-        TunekitError: the file cannot be written.
+        TunekitError: ``TUNEKIT_BOX_PROFILE`` names another box's profile, which that box may be reading.
     """
     path = team.profile_path()
+    if settings().box_profile and _profile.load(path, this_box()).refused == "another box":
+        raise TunekitError(
+            f"TUNEKIT_BOX_PROFILE names {path}, the profile of another box, and it is kept: "
+            f"name another file for this one, or remove it"
+        )
+
+
+def write(minted: Minted) -> Path:
+    """Write the profile where :func:`tunekit.team.profile_path` says.
+
+    Numbers that were not minted now are kept: those that nobody mints, and those that a run on fewer CPUs cannot
+    measure. A file that cannot be read is put aside.
+
+    Raises:
+        TunekitError: the file cannot be written, or :func:`check_writable` refuses.
+    """
+    check_writable()
+    path = team.profile_path()
     before = _profile.load(path, this_box())
-    kept = {name: value for name, value in before.knobs.items() if _profile.BY_NAME[name].minted == "by hand"}
     try:
         if path.parent == paths.state_folder(this_box().key):
             path.parent.mkdir(parents=True, exist_ok=True)
-        _profile.save(path, this_box(), {**kept, **minted.knobs}, minted.measured)
+        if before.refused and path.is_file():
+            old = _manifest.aside(path, ".bad" if before.refused == "damaged" else ".old")
+            os.replace(path, old)
+            minted.lines.append(f"{before.problems[0]}; it is kept as {old}")
+        _profile.save(path, this_box(), {**before.knobs, **minted.knobs}, {**before.measured, **minted.measured})
     except OSError as error:
         raise TunekitError(f"the box profile {path} cannot be written: {error.strerror or error}") from error
     return path

@@ -185,6 +185,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed of the order in which rows take turns (0)")
     add("--json", action="store_true", help="print the result as one JSON document")
     add("--quiet", action="store_true", help="no progress, no tables: what changed, and errors")
+    add(
+        "--progress",
+        choices=_console.PROGRESS,
+        default="auto",
+        help="auto: a line on a terminal, few plain lines elsewhere; json: one object a line, on stderr",
+    )
 
 
 class Interrupted(KeyboardInterrupt):
@@ -231,7 +237,7 @@ def run(
     clock: Callable[[], float] = time.perf_counter,
 ) -> int:
     """Run with parsed arguments; the exit status. The rest is for tests: see :func:`tunekit.tuner.tune`."""
-    talk = console or Console(quiet=arguments.quiet or arguments.json)
+    talk = console or Console(quiet=arguments.quiet or arguments.json, progress=arguments.progress)
     return _guarded(lambda: _run(arguments, talk, house, clock))
 
 
@@ -324,7 +330,7 @@ def _probe(
     told = told or options.time_limit is not None
     if house is not None or told or not any(r.record.scope == "tunekit" and r.status == DONE for r in results):
         return None
-    talk.progress("probing what dispatch costs")
+    talk.step(_console.Step("probe", "this box", item="what dispatch costs"))
     environment = {**os.environ, "TUNEKIT_MODE": "normal"}
     command = [sys.executable, "-m", "tunekit", "probe", "--json"]
     try:
@@ -352,7 +358,8 @@ def _main(argv: Sequence[str] | None) -> int:
     )
     add_arguments(parser)
     arguments = parser.parse_args(argv)
-    return _run(arguments, Console(quiet=arguments.quiet or arguments.json), None, time.perf_counter)
+    talk = Console(quiet=arguments.quiet or arguments.json, progress=arguments.progress)
+    return _run(arguments, talk, None, time.perf_counter)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import logging
 import math
 import operator
 import os
 import sys
 import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 from tunekit import _profile, paths
+from tunekit._lock import lock
 from tunekit.core import core
 from tunekit.cpu import this_box, this_cpu
 from tunekit.cpu.quota import cgroup_quota
@@ -27,29 +32,42 @@ from tunekit.environment import settings
 
 log = logging.getLogger("tunekit")
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 _QUOTA_SPIN_US = 50
 """Under a quota, time that a worker spins away is time that a product lacks."""
 
-_lock = threading.Lock()
-_started: list[_profile.Profile | None] = []
-_limits: list[int] = []
+_MOST = 1 << 16
+"""Lanes that anybody may ask for; more are as many."""
+
+
+_started: list[_profile.Profile] = []
+_limits: list[weakref.ref[_Limit]] = []
 _own_limit = -1  # the profile's dispatch_worker_limit
 
 
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
+@dataclass(frozen=True, eq=False)
+class _Limit:
+    """A limit, in force while the :class:`threads` that holds it is alive, and the thread whose block it is."""
+
+    lanes: int
+    thread: int
+
+
+def _forget_other_threads() -> None:
+    """In a child: the blocks of threads that it does not have will never end."""
+    with lock:
+        _keep(lambda limit: limit.thread == threading.get_ident())
 
 
 if hasattr(os, "register_at_fork"):
-    # Another thread of the parent may have held it.
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 def profile_path() -> Path:
     """Where this box's profile is read and written: ``TUNEKIT_BOX_PROFILE``, or beside the user's manifests."""
     named = settings().box_profile
-    return Path(named).expanduser() if named else paths.state_folder(this_box().key) / _profile.FILE
+    return paths.expand(named) if named else paths.state_folder(this_box().key) / _profile.FILE
 
 
 def profile() -> _profile.Profile:
@@ -75,15 +93,16 @@ def start() -> tuple[str, ...]:
     own = core()
     if own is None:
         return ()
-    with _lock:
+    if _started:
+        return ()
+    with lock:  # whoever comes meanwhile waits, so that nobody's product escapes a limit
         if _started:
             return ()
-        _started.append(None)
-    this_cpu()
-    found = profile()
-    _started[0] = found
-    apply(own, found)
-    return found.problems
+        this_cpu()
+        found = profile()
+        apply(own, found)
+        _started.append(found)  # last: a start that was interrupted is begun again
+        return found.problems
 
 
 def apply(own: Any, found: _profile.Profile) -> None:
@@ -94,16 +113,17 @@ def apply(own: Any, found: _profile.Profile) -> None:
             own.set_knob(knob.name, found.knobs.get(knob.name, knob.default))
     for name, value in found.knobs.items():
         _say(f"box profile: {name} = {value}{' (advice)' if name == 'threads' else ''} ({found.path})")
-    ceilings = [] if settings().threads is None else [settings().threads]
+    asked = settings().threads
+    ceilings = [] if asked is None else [min(asked, _MOST)]
     quota = cgroup_quota() if sys.platform == "linux" else None
     if quota is not None:
         ceilings.append(max(1, math.floor(quota)))
         if "team_spin_us" not in found.knobs:
             own.set_knob("team_spin_us", _QUOTA_SPIN_US)
         _say(f"a cgroup leaves this process {quota:g} CPUs: {ceilings[-1]} lanes, and short spinning")
-    own.set_knob("ceiling", min((c for c in ceilings if c is not None), default=0))
+    own.set_knob("ceiling", min(ceilings, default=0))
     _own_limit = found.knobs.get("dispatch_worker_limit", -1)
-    with _lock:
+    with lock:
         _limit(own)
     if settings().team_prof:
         own.set_knob("team_prof", 1)
@@ -118,7 +138,7 @@ def _say(line: str) -> None:
 
 def _limit(own: Any) -> None:
     """Set the worker limit: the least of the profile's and of all limits that are in force. Under the lock."""
-    limits = [lanes - 1 for lanes in _limits]
+    limits = [limit.lanes - 1 for ref in _limits if (limit := ref()) is not None]
     if _own_limit >= 0:
         limits.append(_own_limit)
     own.set_knob("dispatch_worker_limit", min(limits, default=-1))
@@ -133,13 +153,14 @@ class threads(contextlib.ContextDecorator):
             y = q8.matmul(x, m)
 
     It holds for the whole process, whichever thread asked. Where several are in force, nested or in different
-    threads, the least one counts. Workers above the limit sleep. It also decorates a function.
+    threads, the least one counts. Workers above the limit sleep. It also decorates a function; in a generator or a
+    coroutine, whose body runs later, write the block inside.
 
     Args:
         n: lanes, 1 or more. More than there are CPUs (or than ``TUNEKIT_THREADS``) is no more than there are.
 
     Raises:
-        TypeError: no whole number.
+        TypeError: no whole number; or it decorates a generator or a coroutine.
         ValueError: less than 1.
     """
 
@@ -150,25 +171,53 @@ class threads(contextlib.ContextDecorator):
             raise TypeError(f"threads takes a whole number, not {type(n).__name__}") from None
         if number < 1:
             raise ValueError(f"threads takes 1 or more, not {number}")
-        self._n = min(number, 1 << 16)
+        self._n = min(number, _MOST)
+        self._held: list[_Limit] = []
+
+    def __call__(self, func: _Function) -> _Function:
+        if inspect.isgeneratorfunction(func) or inspect.iscoroutinefunction(func) or inspect.isasyncgenfunction(func):
+            raise TypeError(
+                f"threads cannot decorate {func.__qualname__}, whose body runs later: "
+                f"write `with tunekit.threads({self._n}):` inside it"
+            )
+        return super().__call__(func)
+
+    def _recreate_cm(self) -> threads:
+        return threads(self._n)  # a decorated function has one for each call
 
     def __enter__(self) -> threads:
         lanes()  # configured first, so that the start does not undo the limit
-        own = core()
-        with _lock:
-            _limits.append(self._n)
-            if own is not None:
-                _limit(own)
+        limit = _Limit(self._n, threading.get_ident())
+        try:
+            self._held.append(limit)
+            with lock:
+                _limits.append(weakref.ref(limit))
+                _relimit()
+        except BaseException:  # a signal handler's: the block will not begin, and so not end
+            self._end(limit)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        own = core()
-        with _lock:
-            _limits.remove(self._n)
-            if own is not None:
-                _limit(own)
+        self._end(self._held[-1])
+
+    def _end(self, limit: _Limit) -> None:
+        self._held.remove(limit)
+        _keep(lambda other: other is not limit)
+
+
+def _keep(stays: Callable[[_Limit], bool]) -> None:
+    with lock:
+        _limits[:] = [ref for ref in _limits if (limit := ref()) is not None and stays(limit)]
+        _relimit()
+
+
+def _relimit() -> None:
+    own = core()
+    if own is not None:
+        _limit(own)
 
 
 def lanes() -> int:
@@ -180,7 +229,11 @@ def lanes() -> int:
     for problem in start():
         log.warning("%s", problem)
     own = core()
-    return int(own.team_live()) if own is not None else 1
+    if own is None:
+        return 1
+    # A block that a signal's exception ended on its way out is no longer in force.
+    _keep(lambda limit: True)
+    return int(own.team_live())
 
 
 def counts(reset: bool = False) -> dict[str, int]:
@@ -210,7 +263,7 @@ def _print_counts() -> None:
 def forget() -> None:
     """Configure again at the next use (after a probe, and between tests)."""
     global _own_limit
-    with _lock:
+    with lock:
         _started.clear()
         _own_limit = -1
     own = core()
@@ -220,6 +273,6 @@ def forget() -> None:
                 own.set_knob(knob.name, knob.default)
         own.set_knob("ceiling", 0)
         own.set_knob("team_prof", 0)
-        with _lock:
+        with lock:
             _limit(own)  # blocks that are in force stay so
     atexit.unregister(_print_counts)

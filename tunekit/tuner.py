@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunekit.console import Console
+from tunekit.console import Console, Step
 from tunekit.errors import ManifestError, PolicyError, TemplateError, ToolchainError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.measure import gate, race, stats
@@ -573,7 +573,7 @@ class _Run:
             siblings = [k for k in self.house.kernels(self.scope) if k.module == module]
 
             def progress(done: int, of: int, label: str, limit: Deadline = limit) -> None:
-                self.console.progress(f"building {self.scope}: {done}/{of} objects, {label}")
+                self.console.step(Step("build", self.scope, "", "", done, of, "objects", label))
                 if limit.over():
                     raise _BuildTimeUp(f"{done} of {of} objects")
 
@@ -672,18 +672,23 @@ class _Run:
         known = {s: gate.Verdict(s, gate.PASSED, "", t) for s in order if (t := journal.passed(s)) is not None}
         if known:
             found.reused.append(f"the checks of {len(known)} rows")
+        passed = 0  # of all rows, before those that are asked about now
 
         def progress(suffix: str, case: str, done: int, of: int) -> None:
-            self.console.progress(f"checking {found.kernel.name}: {done}/{of} rows, {suffix}: {case}")
+            item = f"{suffix}: {case}"
+            self.console.step(Step("check", found.kernel.key, "", "", passed + done, len(order), "rows", item))
 
         def heard(verdict: gate.Verdict) -> None:
             if verdict.state != gate.SKIPPED:
                 journal.heard(verdict.suffix, verdict.state == gate.PASSED, verdict.seconds)
 
         def ask(suffixes: Sequence[str], limit: Deadline) -> dict[str, gate.Verdict]:
+            nonlocal passed
             new = [s for s in suffixes if s not in known]
+            passed += len(suffixes) - len(new)
             run = gate.gate_rows_here if self.options.in_process else self._gate_rows
             asked = run(job, new, deadline=limit, progress=progress, heard=heard) if new else {}
+            passed += len(new)
             return {s: known.get(s) or asked[s] for s in suffixes}
 
         verdicts = ask(base, deadline)
@@ -727,7 +732,7 @@ class _Run:
             self.options.seed,
             self.clock,
             self.stages.timed,
-            self.console.progress,
+            self.console.step,
         )
         result = known.run(deadline.share(1 - CONFIRM_SHARE))
 
@@ -824,7 +829,7 @@ class _Run:
             return done
 
         def progress(chain: str, arm: str, done: int, of: int) -> None:
-            self.console.progress(f"confirming {found.kernel.name} on {chain}: pair {done + 1} of at most {of}, {arm}")
+            self.console.step(Step("confirm", found.kernel.key, chain, "", done, of, "pairs at most", arm))
 
         crowned = crown(winner, found.fallback, picks, put)
         before = found.incumbent
@@ -906,7 +911,7 @@ class _Run:
             seats = {k: record.kernels[k.name].seats for k in winners}
             path = self.house.write(winners, merge(old, record).to_json(), seats)
         with self.stages.timed("stamp"):
-            self.console.progress(f"building {self.scope}: the module with the winners")
+            self.console.step(Step("stamp", self.scope, item="the module with the winners"))
             for module in dict.fromkeys(kernel.module for kernel in winners):
                 siblings = [k for k in self.house.kernels(self.scope) if k.module == module]
                 try:

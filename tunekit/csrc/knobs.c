@@ -249,8 +249,14 @@ static int64_t target(void)
     return tk_q8_box.target_chunk_work;
 }
 
+static int64_t enough(void)
+{
+    return tk_q8_box.wake_work;
+}
+
 static const tk_team_api api = {
     TK_TEAM_ABI, sizeof(tk_team_api), tk_team_run, tk_team_live, tk_lanes, tk_chunks, tk_part, target,
+    tk_team_worth_waking, enough,
 };
 
 int tk_knobs_load(PyObject *module)

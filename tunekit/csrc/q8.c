@@ -328,7 +328,7 @@ static int run(op *o, const tk_q8_profile *p)
                                                     o->tokens * K / most(p->act_threshold, 1)))
                               : 1;
     tk_stage stages[2] = {{act, NULL, o, o->act_chunks}, {cell, configure, o, o->grid.rows * o->grid.tokens}};
-    const int32_t wake = work >= p->wake_work;
+    const int32_t wake = lanes > 1 && tk_team_worth_waking(work, p->wake_work);
     if (o->act_chunks > 1) {
         tk_team_run(stages, 2, lanes, wake);
     } else {

@@ -39,6 +39,8 @@ enum {
     WAKES = 2,           /* sleepers that a publisher and each woken worker wake */
     MASK_BYTES = 1024,   /* affinity masks of up to 8192 CPUs */
     MASK_NS = 10000000,  /* age at which the workers' CPUs are compared with the caller's */
+    IN_A_ROW_NS = 200000, /* from the start of one small op to the next, at most, in a row of them */
+    ASIDE_NS = 4000000,  /* at least, between two steps aside of one worker */
     AGAIN_NS = 1000000000 /* after a worker could not be made */
 };
 
@@ -57,7 +59,7 @@ typedef struct {
 static struct {
     /* What spinning workers watch, and read next. */
     _Alignas(64) _Atomic uint32_t number;
-    _Atomic int32_t admitted, count;
+    _Atomic int32_t admitted, count, cpu; /* cpu: the caller's, or -1 */
     /* What lanes write, close together: a line for each word would only move more lines. */
     struct {
         _Atomic uint64_t claim, done;
@@ -70,10 +72,15 @@ static struct {
     } _Alignas(64) stages[TK_TEAM_STAGES];
     _Alignas(64) _Atomic uint64_t asleep[WORDS]; /* a bit a rank: parked, and nobody is waking it */
     _Alignas(64) _Atomic int32_t busy;
+    /* Of the small ops in a row: their work together, and when the last one began. A lost update costs a wake. */
+    _Alignas(64) _Atomic int64_t small;
+    _Atomic uint64_t began;
     /* The owner of `busy` writes these. */
     _Atomic int32_t made;
     uint64_t again, looked;
     unsigned char mask[MASK_BYTES];
+    _Atomic uint32_t masks; /* changes of the mask so far */
+    _Atomic int32_t stale;  /* a worker may have put back a mask from before a change */
     uint64_t published; /* when, for the counters */
     _Atomic uint64_t first, last;
 } team;
@@ -175,11 +182,48 @@ static void follow_caller(uint64_t time)
     team.looked = time;
 #if defined(__linux__)
     _Alignas(unsigned long) unsigned char mask[MASK_BYTES];
-    if (!read_mask(mask) || memcmp(mask, team.mask, MASK_BYTES) == 0)
+    const int stale = atomic_exchange(&team.stale, 0);
+    if (!read_mask(mask) || (memcmp(mask, team.mask, MASK_BYTES) == 0 && !stale))
         return;
     memcpy(team.mask, mask, MASK_BYTES);
+    atomic_fetch_add(&team.masks, 1);
     for (int32_t i = 0; i < LOAD(team.made); i++)
         pthread_setaffinity_np(workers[i].thread, MASK_BYTES, (const cpu_set_t *)(const void *)mask);
+#endif
+}
+
+/* The CPU that this thread is on, or -1. */
+static int32_t own_cpu(void)
+{
+#if defined(__linux__)
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
+
+/*
+ * Leave the caller's CPU. The kernel wakes a thread where it ran last, and sees nothing to balance in two threads that
+ * take turns on one CPU while another one idles: a worker that once got there would stay, and come to each op when the
+ * caller is nearly through. It forbids itself that CPU for a moment, if it may use another.
+ */
+static void step_aside(int32_t cpu)
+{
+#if defined(__linux__)
+    _Alignas(unsigned long) unsigned char mask[MASK_BYTES], others[MASK_BYTES];
+    const uint32_t masks = atomic_load(&team.masks);
+    if (cpu >= 8 * MASK_BYTES || !read_mask(mask))
+        return;
+    memcpy(others, mask, MASK_BYTES);
+    CPU_CLR_S((size_t)cpu, MASK_BYTES, (cpu_set_t *)(void *)others);
+    if (CPU_COUNT_S(MASK_BYTES, (cpu_set_t *)(void *)others) == 0)
+        return;
+    if (sched_setaffinity(0, MASK_BYTES, (cpu_set_t *)(void *)others) == 0)
+        sched_setaffinity(0, MASK_BYTES, (cpu_set_t *)(void *)mask);
+    if (atomic_load(&team.masks) != masks)
+        atomic_store(&team.stale, 1); /* follow_caller looks again */
+#else
+    (void)cpu;
 #endif
 }
 
@@ -291,6 +335,18 @@ static int somebody_is_awake(int32_t ranks)
     return 0;
 }
 
+int32_t tk_team_worth_waking(int64_t work, int64_t enough)
+{
+    if (work >= enough)
+        return 1;
+    const uint64_t time = now();
+    const int in_a_row = time - LOAD(team.began) < IN_A_ROW_NS;
+    const int64_t sum = (in_a_row ? LOAD(team.small) : 0) + work;
+    STORE(team.began, time);
+    STORE(team.small, sum >= enough ? 0 : sum);
+    return sum >= enough;
+}
+
 /* Sleep until there is an op that this worker has not seen; 1 where somebody woke it. */
 static int park(int32_t rank, uint32_t seen)
 {
@@ -318,12 +374,17 @@ static void *work(void *start)
     const int32_t rank = (int32_t)((worker *)start - workers);
     /* 0 is before the first op: the one that this worker was made for is new to it. */
     uint32_t seen = 0;
-    uint64_t since = now();
+    uint64_t since = now(), aside = 0;
     for (uint32_t round = 0;; round++) {
         const uint32_t number = READ(team.number);
         if (number != seen) {
             seen = number;
             if (rank < READ(team.admitted)) {
+                const int32_t cpu = own_cpu();
+                if (cpu >= 0 && cpu == LOAD(team.cpu) && now() - aside > ASIDE_NS) {
+                    step_aside(cpu);
+                    aside = now();
+                }
                 serve(number, 1);
                 since = now();
                 continue;
@@ -451,6 +512,7 @@ int32_t tk_team_run(const tk_stage *stages, int32_t count, int32_t lanes, int32_
         STORE(team.first, UINT64_MAX);
         STORE(team.last, 0);
     }
+    STORE(team.cpu, own_cpu());
     const uint32_t number = publish(stages, count, admitted);
     if (awaken)
         wake(admitted, WAKES);
@@ -536,6 +598,9 @@ static void after_fork(void)
         STORE(team.asleep[i], 0);
     STORE(team.made, 0);
     team.again = team.looked = 0;
+    STORE(team.small, 0);
+    tk_team_counts parents;
+    tk_team_counted(&parents, 1);
     memset(team.mask, 0, sizeof team.mask);
     STORE(team.busy, 0);
 }

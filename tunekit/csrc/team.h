@@ -47,6 +47,13 @@ typedef struct {
  */
 int32_t tk_team_run(const tk_stage *stages, int32_t count, int32_t lanes, int32_t wake);
 
+/*
+ * Whether an op is worth waking parked workers: its work reaches `enough`, or does so together with the ops right
+ * before it. Many small products in a row are worth what one large product is, and the first of them pay for no wake.
+ * To be asked only of an op that is worth more than one lane, and once; the answer is what tk_team_run takes as wake.
+ */
+int32_t tk_team_worth_waking(int64_t work, int64_t enough);
+
 /* Lanes that an op may have now: CPUs that this thread may run on, less what limits there are; 1 and more. */
 int32_t tk_team_live(void);
 
@@ -98,6 +105,8 @@ typedef struct {
     int32_t (*chunks)(int64_t units, int64_t grain, int32_t lanes, int32_t oversplit, int fill);
     int64_t (*part)(int64_t total, int64_t parts, int64_t i);
     int64_t (*target)(void); /* target_chunk_work of this box's profile: the `target` of lanes() */
+    int32_t (*worth_waking)(int64_t work, int64_t enough);
+    int64_t (*enough)(void); /* wake_work of this box's profile: the `enough` of worth_waking() */
 } tk_team_api;
 
 #ifdef __cplusplus

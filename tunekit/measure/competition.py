@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from tunekit.console import Step
 from tunekit.kernel import Kernel
 from tunekit.measure import race, stats, verdicts
 from tunekit.measure.fixtures import EVERYTHING, BoundRow, Regime
@@ -89,7 +90,7 @@ class Competition:
         seed: int,
         clock: race.Clock,
         timed: Callable[[str], AbstractContextManager[None]],
-        say: Callable[[str], None],
+        say: Callable[[Step], None],
     ) -> None:
         self.found, self.regimes, self.journal = found, list(regimes), journal
         self.plan, self.seed, self.clock, self.timed, self.say = plan, seed, clock, timed, say
@@ -97,6 +98,7 @@ class Competition:
         self.chooses = {p for r in regimes if r.decides != EVERYTHING for p in r.decides}
         self.result = Result()
         self.racers: list[str] = []
+        self.part = ""  # how progress calls the race that is held
 
     @property
     def incumbent(self) -> str | None:
@@ -114,6 +116,7 @@ class Competition:
             share = deadline.share((2 if done == 0 else 1) / weights)
             # On one lane: a race ranks kernels, and other lanes would bring their neighbours' noise into it.
             with self.timed(f"race {regime.name}"), threads(1):
+                self.part = f"{regime.name} ({done + 1} of {len(self.regimes)})"
                 raced = self._race(regime, share, picked)
             for suffix, reason in raced.failed.items():
                 name = suffix.removesuffix(race.TWIN)
@@ -257,12 +260,12 @@ class Competition:
         final: bool,
     ) -> race.RaceResult:
         """Prepare everybody's operands and race."""
-        found, name, base = self.found, self.found.kernel.name, self.found.fallback
+        found, base = self.found, self.found.fallback
         entries: dict[str, race.Call] = {}
         failed: dict[str, str] = {}
         twin: race.Call | None = None
         for done, suffix in enumerate(order):
-            self.say(f"racing {name} at {regime.name}: preparing {done}/{len(order)}, {suffix}")
+            self.say(Step("race", found.kernel.key, self.part, "preparing", done, len(order), "rows", suffix))
             if deadline.over():
                 break
             try:
@@ -276,7 +279,9 @@ class Competition:
             return race.RaceResult(self.seed, base, failed=failed, complete=False)
 
         def progress(stage: str, done: int, of: int) -> None:
-            self.say(f"racing {name} at {regime.name}: {stage} {done}/{of}, {len(entries)} rows")
+            if of > 1:  # the final's later rounds come one by one, each inside a count of its own
+                item = f"{len(entries)} rows in turns"
+                self.say(Step("race", found.kernel.key, self.part, stage, done, of, "rounds", item))
 
         raced = race.race(
             entries,

@@ -73,6 +73,8 @@ class Regime:
             of the winner's layout; empty for none. It may choose arguments by ``decides``, too, and does so first.
         prepare: gets the row, builds the row's own operands and returns the function to time. That function
             should do at least 20 microseconds of work a call: it is called from Python.
+        traffic: bytes that one call must read and write at least, each counted once; 0 where nobody says. The
+            report's roofline needs it.
     """
 
     name: str
@@ -80,9 +82,12 @@ class Regime:
     unit: str = "GMAC/s"
     decides: str | tuple[str, ...] = ()
     prepare: Prepare = _no_prepare
+    traffic: float = 0.0
     seat: str = ""
 
     def __post_init__(self) -> None:
+        if self.traffic < 0:
+            raise ValueError(f"regime {self.name}: traffic must not be negative, not {self.traffic!r}")
         if not self.work > 0:
             raise ValueError(f"regime {self.name}: work must be positive, not {self.work!r}")
         if self.prepare is _no_prepare:

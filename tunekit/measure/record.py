@@ -38,7 +38,7 @@ class RegimeRecord:
     """One regime of one kernel. Times are seconds a call; a name with ``#2`` is the fallback's second entry.
 
     Attributes:
-        unit, work, decides: as the family declared them (see :class:`tunekit.measure.fixtures.Regime`).
+        unit, work, decides, traffic: as the family declared them (see :class:`tunekit.measure.fixtures.Regime`).
         seed: of the orders of the rounds.
         complete: whether the race ended by its plan and not by the time limit.
         floor, margin: the noise floor of the fallback's pair, and the lead that counted as a win; None where
@@ -64,6 +64,7 @@ class RegimeRecord:
     finalists: list[str] = field(default_factory=list)
     screening: dict[str, list[float]] = field(default_factory=dict)
     final: dict[str, list[float]] = field(default_factory=dict)
+    traffic: float = 0.0
     seat: str = ""
 
 

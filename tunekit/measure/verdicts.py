@@ -30,6 +30,7 @@ def regime_record(regime: Regime, result: race.RaceResult, reading: race.Reading
         finalists=sorted(n for n in result.final if not n.endswith(race.TWIN)),
         screening={n: list(t) for n, t in result.screening.items()},
         final={n: list(t) for n, t in result.final.items()},
+        traffic=regime.traffic,
         seat=regime.seat,
     )
 

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
+from tunekit._lock import lock
 from tunekit.errors import AbiError
 from tunekit.q8 import kernels, product
 
-_lock = threading.Lock()
 _made: list[Any] = []
 
 
@@ -21,7 +20,7 @@ def capsule() -> Any:
     """
     from tunekit import __version__, dispatch
 
-    with _lock:
+    with lock:
         if not _made:
             row = product.native()
             kernel = kernels.q8q8.kernel

@@ -537,7 +537,9 @@ def _regime(
     seat: str = "",
     streamed: bool = False,
 ) -> Regime:
-    return Regime(name, float(k) * n * t, "GMAC/s", decides, _prepare(k, n, t, streamed), seat)
+    # Codes and scales of the weights and of the tokens, and the sums.
+    traffic = (n + t) * (k + 4 * (k // BLOCK)) + 4 * t * n
+    return Regime(name, float(k) * n * t, "GMAC/s", decides, _prepare(k, n, t, streamed), traffic, seat)
 
 
 class Q8Fixtures:

@@ -136,7 +136,7 @@ def matmul_many(
             raise ValueError(f"there are {len(every)} matrices and {len(wanted)} outputs")
         added = tuple(b for b in biases if b is not None)
         results = [
-            output(y, shape, (*inputs, *added, *wanted[:i]))
+            output(y, shape, (*inputs, *added, *wanted[:i]), "x, a bias or another output")
             for i, (y, shape) in enumerate(zip(wanted, shapes, strict=True))
         ]
     t = given[0] if len(given) == 2 else 1
@@ -190,7 +190,7 @@ def matmul_experts(
         raise ValueError(f"offsets must be {len(every) + 1} ascending numbers from 0 to {t}, not {ends}")
     biases = _biases(bias, every)
     added = tuple(b for b in biases if b is not None)
-    y = np.empty((t, n), np.float32) if out is None else output(out, (t, n), (*inputs, *added))
+    y = np.empty((t, n), np.float32) if out is None else output(out, (t, n), (*inputs, *added), "x or a bias")
     row = native()
     runs = [(every[e], biases[e], ends[e], ends[e + 1]) for e in range(len(every)) if ends[e] < ends[e + 1]]
     if row is None:

@@ -109,8 +109,10 @@ def quantize(x: NDArray[np.float32]) -> Activations:
     return Activations._of(codes, scales)
 
 
-def output(out: Any, shape: tuple[int, ...], inputs: tuple[NDArray[Any], ...]) -> NDArray[np.float32]:
-    """Check ``out`` before anything is computed."""
+def output(
+    out: Any, shape: tuple[int, ...], inputs: tuple[NDArray[Any], ...], named: str = "x"
+) -> NDArray[np.float32]:
+    """Check ``out`` before anything is computed; ``named`` says in words what ``inputs`` are."""
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array of float32, not {type(out).__name__}")
     if out.dtype != _FLOAT32:
@@ -123,7 +125,7 @@ def output(out: Any, shape: tuple[int, ...], inputs: tuple[NDArray[Any], ...]) -
         raise ValueError("out is read-only")
     # Bounds, not elements: an output is contiguous, so a false alarm takes an output inside the gaps of a strided x.
     if any(np.may_share_memory(out, other) for other in inputs):
-        raise ValueError("out overlaps x in memory; pass a separate array")
+        raise ValueError(f"out overlaps {named} in memory; pass a separate array")
     return out
 
 
