@@ -499,6 +499,7 @@ def test_the_table_and_what_changed() -> None:
         "race toy.gemm, tile (1 of 3): 5 rows",
         "race toy.gemm, gemv (2 of 3): 5 rows",
         "race toy.gemm, streamed (3 of 3): 5 rows",
+        "confirm toy.gemm, app: 8 pairs at most",
         "stamp toy",
     ]
     lines = out.splitlines()

@@ -19,7 +19,7 @@ import pytest
 
 from tunekit import _manifest, cpu, dispatch
 from tunekit.__main__ import main
-from tunekit.measure.record import KernelRecord, RegimeRecord, RowRecord, RunRecord
+from tunekit.measure.record import ConfirmRecord, KernelRecord, RegimeRecord, RowRecord, RunRecord
 from tunekit.report import charts, markup, page, reading, sources
 
 HOSTILE = "</title><script>alert(1)</script>&\"'\x1b[2J\u202e"
@@ -230,17 +230,12 @@ def test_what_is_missing_from_a_record_is_no_error() -> None:
     assert "no: cut short" in page.render([source(kernels={"a": late})], "1")
 
 
-def test_confirm_ratios_are_shown_whatever_their_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclasses.dataclass
-    class Trial:
-        workload: str
-        ratio: float | None
-
-    found = [Trial("prefill <512>", 1.043), {"workload": "decode", "ratio": None, "arms": [1.5, 2.0], "ok": True}]
-    monkeypatch.setattr(KernelRecord, "confirm", found, raising=False)
-    reader = Reader(page.render([source()], "1"))
-    assert "prefill <512>" in reader.text and "1.043" in reader.text and "1.5, 2" in reader.text
-    monkeypatch.setattr(KernelRecord, "confirm", [], raising=False)
+def test_confirm_ratios_are_shown() -> None:
+    one = ConfirmRecord("a <model>", "*", "fast", "base", "rejected", "no", 1.043, 0.02, [1.5, 2.0], {"prefill": 0.987})
+    none = ConfirmRecord("another", "*", "fast", "base", "unusable", "it died")
+    reader = Reader(page.render([source(kernels={"a": kernel(confirm=[one, none])})], "1"))
+    for words in ("a <model>", "1.043", "1.5, 2", "prefill 0.987", "it died"):
+        assert words in reader.text
     assert "Confirmed" not in page.render([source()], "1")
 
 

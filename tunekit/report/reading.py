@@ -232,9 +232,11 @@ def groups(kernel: KernelRecord, verdict: str) -> list[tuple[str, list[str]]]:
 
 def confirmations(kernel: KernelRecord) -> list[dict[str, Any]]:
     """The end-to-end trials of a kernel's winner, a mapping each; empty where none were made."""
-    found = getattr(kernel, "confirm", None) or []
-    lines = [dataclasses.asdict(x) if dataclasses.is_dataclass(x) and not isinstance(x, type) else x for x in found]
-    return [dict(line) for line in lines if isinstance(line, Mapping)]
+    lines = [dataclasses.asdict(entry) for entry in kernel.confirm]
+    for line in lines:
+        line.pop("samples")  # they stand in the record; the ratios say it
+        line["parts"] = ", ".join(f"{name} {ratio:.3f}" for name, ratio in line["parts"].items())
+    return lines
 
 
 def stages(record: RunRecord) -> list[tuple[str, float]]:
