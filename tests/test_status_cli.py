@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT, TOY_ENVIRONMENT
+from conftest import ROOT, TOY_ENVIRONMENT, forget_everything
 
 import tunekit as tk
 from tunekit import _manifest, _proofs, _status, cpu, dispatch
@@ -53,6 +53,21 @@ def test_status_names_row_source_and_reason(capsys: pytest.CaptureFixture[str], 
     assert (row["suffix"], row["source"], row["tier"], row["stale"]) == ("k2", "manifest", "c", [])
     assert row["manifest"].endswith("toyscope.tune.json")
     assert "_tk_toyscope_" in row["module"]
+
+
+def test_status_says_lanes_and_whose_numbers_dispatch_goes_by(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, out, _ = run(capsys, "status", "--scope", "toyscope")
+    assert "by the defaults (to measure: python -m tunekit probe)" in out
+    path = tmp_path / "profile.json"
+    path.write_text('{"version": 1, "knobs": {"dispatch_worker_limit": 0, "team_spin_us": 9}}')
+    monkeypatch.setenv("TUNEKIT_BOX_PROFILE", str(path))
+    forget_everything()
+    _, out, _ = run(capsys, "status", "--scope", "toyscope")
+    assert f"lanes: 1, dispatch by 2 numbers of {path}" in out
+    found = as_json(capsys, "status", "--scope", "toyscope")
+    assert (found["lanes"], found["box_profile"]) == (1, str(path))
 
 
 def test_status_fixes_no_choice(capsys: pytest.CaptureFixture[str], toy: Any) -> None:

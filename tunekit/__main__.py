@@ -19,7 +19,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, _policy, _proofs, _status, _templates, core, cpu, dispatch, linking, manifests, paths
+from tunekit import (
+    _manifest,
+    _policy,
+    _proofs,
+    _status,
+    _templates,
+    core,
+    cpu,
+    dispatch,
+    linking,
+    manifests,
+    paths,
+    team,
+)
 from tunekit.console import Console, plain, seconds, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ManifestError, ToolchainError, TunekitError
@@ -50,13 +63,19 @@ def _status_command(options: argparse.Namespace) -> int:
         return _why_not(options)
     kernels = _all_kernels(options.scope)
     rows = [_status.status_of(kernel) for kernel in kernels]
+    profile = team.profile()
     if options.json:
-        _print_json({"box": cpu.this_box().to_json(), "kernels": [row.as_dict() for row in rows]})
+        team_json = {"lanes": team.lanes(), "box_profile": str(profile.path) if profile.found else None}
+        _print_json({"box": cpu.this_box().to_json(), **team_json, "kernels": [row.as_dict() for row in rows]})
         return 0
     box = cpu.this_box()
     print(f"box: {box.key}")
     tuned = sum(row.source == "manifest" for row in rows)
-    print(f"{tuned}/{len(rows)} kernels tuned for this box\n")
+    print(f"{tuned}/{len(rows)} kernels tuned for this box")
+    numbers = "dispatch by the defaults (to measure: python -m tunekit probe)"
+    if profile.found:
+        numbers = f"dispatch by {len(profile.knobs)} numbers of {profile.path}"
+    print(f"lanes: {team.lanes()}, {numbers}\n")
     cells = []
     for r in rows:
         cells.append([f"{r.scope}.{r.kernel}", r.suffix, r.source, r.tier, r.reason])
