@@ -10,9 +10,10 @@
 Activations are float32 and results are float32 on every side, so that quantising is inside, but where a label says
 "kernel". Each peer's result is held against float32 before it is timed; one that computes something else, or that is
 not installed, is named. Times are each peer's best of many short windows, taken in turns; "spread" is the middle half
-of the single rounds' ratios. ``--json FILE`` adds to what the file holds (a cell that is there already is replaced), so
-that the whole may be measured in slices; ``--merge`` measures nothing. Set no TUNEKIT_ variable that holds a row back:
-what runs here is what would run in an application.
+of the single rounds' ratios. ``--json FILE`` adds each cell, when it is measured, to what the file
+holds (one that is there already is replaced), so that the whole may be measured in slices; bars and chart are of the
+whole file. ``--merge`` measures nothing. What runs here is what would run in an application of this user: status says
+which row, and TUNEKIT_PIN names another.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def cells_of(options: argparse.Namespace) -> list[Any]:
                     tokens = [1] if form == "q8_0" and shape == shapes[0] else []
                 found += [Cell(shape, t, regime, form) for t in tokens]
     if "chain" in options.regimes and "q8_0" in options.forms:
-        found += [Cell("SmolLM2-135M", t, "chain") for t in (1, 512)]
+        found += [Cell("SmolLM2-135M", t, "chain") for t in (1, 512) if not options.tokens or t in options.tokens]
     return found
 
 
@@ -70,16 +71,27 @@ def child(options: argparse.Namespace, count: int) -> dict[str, Any]:
         found = [p for p in found if any(word in p.label for word in ["tunekit", *options.peers])]
     for label, reason in missing.items():
         say(f"{count} threads: not measured: {label}: {reason}")
-    loaded, cells = Loaded(), []
-    measured = {}
+    loaded, measured = Loaded(), {}
     try:
         measured = limits.measure(count)
     except (OSError, subprocess.CalledProcessError) as error:
         say(f"this CPU's limits are not measured: {error}")
+    whole: dict[str, Any] = {"box": box(), "missing": missing, "limits": {str(count): measured} if measured else {}}
+    whole["cells"] = []
     for cell in cells_of(options):
         say(f"{count} threads: {cell.form} {cell.shape} T={cell.tokens} {cell.regime}")
-        cells.append(measure(cell, found, count, options.seconds, loaded))
-    return {"cells": cells, "missing": missing, "limits": {str(count): measured} if measured else {}}
+        whole["cells"].append(measure(cell, found, count, options.seconds, loaded))
+        if options.json:
+            add(options.json, {**whole, "cells": whole["cells"][-1:]})  # what is interrupted keeps what it has
+    return whole
+
+
+def add(path: Path, part: dict[str, Any]) -> None:
+    """Put cells into a file beside those that are there, or in place of the same ones."""
+    before = [json.loads(path.read_text())] if path.exists() else []
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(json.dumps(merged([*before, part]), indent=1) + "\n")
+    os.replace(beside, path)
 
 
 def in_child(count: int) -> dict[str, Any]:
@@ -125,7 +137,8 @@ def show(found: dict[str, Any]) -> list[str]:
     lines = []
     for cell in found["cells"]:
         size = f" ({cell['k']} x {cell['n']})" if "k" in cell else ""
-        lines.append(f"\n{cell['form']} {cell['shape']}{size}, T={cell['tokens']}, {cell['regime']}, {cell['threads']} threads")
+        where = f"T={cell['tokens']}, {cell['regime']}, {cell['threads']} threads"
+        lines.append(f"\n{cell['form']} {cell['shape']}{size}, {where}")
         lines.append(f"  {'':66} {'GMAC/s':>8} {'median':>7} {'ours is':>8}  {'spread':11} {'error':>8}")
         for label, p in sorted(cell["peers"].items(), key=lambda item: -item[1]["gmacs"]):
             median = p["gmacs"] * p["seconds"] / p["median"]
@@ -199,12 +212,12 @@ def main() -> int:
     else:
         every = len(os.sched_getaffinity(0))
         counts = [every if t == "all" else int(t) for t in options.threads or ["1", "all"]]
-        found = merged([{"cells": [], "box": box()}, *(in_child(count) for count in dict.fromkeys(counts))])
+        found = merged([in_child(count) for count in dict.fromkeys(counts)])
     print("\n".join(show(found)))
+    if options.json and options.merge:
+        add(options.json, found)
     if options.json:
-        before = [json.loads(options.json.read_text())] if options.json.exists() else []
-        found = merged([*before, found])
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        found = json.loads(options.json.read_text())
     if options.bars:
         from peerlib import bars
 

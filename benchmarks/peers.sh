@@ -41,9 +41,14 @@ build() {
 for name in "$@"; do
     case $name in
         llama.cpp) build llama.cpp llama-cpp-python 0.3.36 vendor/llama.cpp ;;
-        # gcc 12 does not compile its flash attention, which no matrix product needs.
-        ik_llama.cpp) build ik_llama.cpp ik-llama-cpp-python 0.1.5 vendor/ik_llama.cpp \
-            -DGGML_IQK_FLASH_ATTENTION=OFF -DGGML_IQK_FA_ALL_QUANTS=OFF ;;
+        # gcc 12 does not compile its flash attention, which no matrix product needs; switched off, it leaves two names
+        # undefined, which never get called.
+        ik_llama.cpp)
+            mkdir -p "$peers/ik_llama.cpp"
+            echo 'long iqk_fa_work_buffer_size(void) { return 0; } int iqk_flash_attn_noalibi(void) { return 0; }' |
+                cc -x c -O2 -fPIC -c -o "$peers/ik_llama.cpp/none.o" -
+            build ik_llama.cpp ik-llama-cpp-python 0.1.5 vendor/ik_llama.cpp -DGGML_IQK_FLASH_ATTENTION=OFF \
+                -DGGML_IQK_FA_ALL_QUANTS=OFF "-DCMAKE_SHARED_LINKER_FLAGS=$peers/ik_llama.cpp/none.o" ;;
         onnxruntime) "$python" -m pip install -q onnxruntime onnx ;;
         openvino) "$python" -m pip install -q openvino ;;
         # Its wheel is built on SYCL: two more gigabytes.

@@ -92,6 +92,8 @@ def test_streamed_works_take_four_caches_and_chains_the_whole_model(lib: Any, mo
     peer = fake(lib, "any", 1.0)
     work = lib.measure.Cell("64x32", 1, "streamed").work(peer)
     assert len(work.steps) * peer.bytes(64, 32) >= 4 << 16
+    assert len({w.blocks.tobytes() for w in work.weights[:32]}) == 32, "equal constants may be stored once"
+    np.testing.assert_array_equal(work.weights[3].floats[3:], work.weights[0].floats[:-3])
     assert (len(work.steps) - 1) * peer.bytes(64, 32) < 4 << 16
     model = lib.work.chain(4)
     assert len(model.steps) == 211

@@ -15,6 +15,7 @@ from typing import Any
 LLAMA, ONNX = ("llama.cpp Q8_0",), ("ONNX Runtime MatMulNBits 8 bits, block 32",)
 IK = ("ik_llama.cpp Q8_0", "ik_llama.cpp Q8_0 by 8 rows (q8_0_r8)")
 LLAMA4, IK4 = ("llama.cpp MXFP4 repacked",), ("ik_llama.cpp MXFP4",)
+AGAINST = {IK: "ik_llama.cpp's best", LLAMA4 + IK4: "the better of llama.cpp and ik_llama.cpp"}
 OURS = {"q8_0": "tunekit", "mxfp4": "tunekit MXFP4"}
 LEAST_CELL, ALL_CORES = 0.9, 0.95
 
@@ -65,7 +66,9 @@ def mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def _judge(what: str, against: str, threads: int, least: float, ratios: dict[str, float], stretch: float | None) -> dict[str, Any]:
+def _judge(
+    what: str, against: str, threads: int, least: float, ratios: dict[str, float], stretch: float | None
+) -> dict[str, Any]:
     if threads > 1:
         least, stretch = least * ALL_CORES, stretch and stretch * ALL_CORES
     worst = min(ratios, key=ratios.__getitem__)
@@ -90,8 +93,7 @@ def judge(cells: list[dict[str, Any]], limits: dict[str, dict[str, float]]) -> l
                 if same and bar.tokens(cell["tokens"]) and ours and others:
                     ratios[f"{cell['shape']} T={cell['tokens']}"] = ours["gmacs"] / max(others)
             if ratios:
-                against = "llama.cpp or ik_llama.cpp" if len(bar.peers) > 2 or bar.peers == LLAMA4 + IK4 else bar.peers[0]
-                against = "ik_llama.cpp's best" if bar.peers == IK else against
+                against = AGAINST.get(bar.peers, bar.peers[0])
                 found.append(_judge(bar.what, against, threads, bar.least, ratios, bar.stretch))
         own = limits.get(str(threads), {})
         if "tile" in own and threads == 1:
@@ -109,7 +111,8 @@ def judge(cells: list[dict[str, Any]], limits: dict[str, dict[str, float]]) -> l
 
 
 def table(found: list[dict[str, Any]]) -> list[str]:
-    lines = [f"{'bar':27} {'against':42} {'cores':>5} {'wanted':>7} {'mean':>6} {'least':>6}  {'met':3}  where least, of how many"]
+    heads = f"{'bar':27} {'against':42} {'cores':>5} {'wanted':>7} {'mean':>6} {'least':>6}  {'met':3}"
+    lines = [f"{heads}  where least, of how many"]
     for b in found:
         lines.append(
             f"{b['bar']:27} {b['against']:42} {b['threads']:5} {b['least']:7.2f} {b['mean']:6.2f} {b['minimum']:6.2f}  "

@@ -20,9 +20,10 @@ def svg(cells: list[dict[str, Any]]) -> str:
         if cell["regime"] != "chain":
             panels.setdefault((cell["form"], cell["regime"], cell["shape"], cell["threads"]), []).append(cell)
     panels = {key: sorted(own, key=lambda c: c["tokens"]) for key, own in panels.items() if len(own) > 1}
-    labels = list(dict.fromkeys(p for own in panels.values() for c in own for p, v in c["peers"].items() if not v["kernel"]))
+    everyone = [(p, v) for own in panels.values() for c in own for p, v in c["peers"].items() if not v["kernel"]]
+    labels = list(dict.fromkeys(p for p, _ in everyone))
     colour = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
-    exact = {p: v["exact"] for own in panels.values() for c in own for p, v in c["peers"].items()}
+    exact = {p: v["exact"] for p, v in everyone}
     rows = -(-len(panels) // COLUMNS)
     legend = 18 * -(-len(labels) // 2) + 20
     width, height = COLUMNS * WIDTH, max(1, rows) * HEIGHT + legend
@@ -34,7 +35,8 @@ def svg(cells: list[dict[str, Any]]) -> str:
     for i, label in enumerate(labels):
         x, y = 10 + (i % 2) * width // 2, 16 + 18 * (i // 2)
         dash = "" if exact[label] else ' stroke-dasharray="4 3"'
-        out.append(f'<line x1="{x}" y1="{y - 4}" x2="{x + 24}" y2="{y - 4}" stroke="{colour[label]}" stroke-width="2"{dash}/>')
+        line = f'x1="{x}" y1="{y - 4}" x2="{x + 24}" y2="{y - 4}"'
+        out.append(f'<line {line} stroke="{colour[label]}" stroke-width="2"{dash}/>')
         out.append(f'<text x="{x + 30}" y="{y}">{escape(label)}</text>')
     for index, ((form, regime, shape, threads), own) in enumerate(panels.items()):
         x0, y0 = (index % COLUMNS) * WIDTH + LEFT, legend + (index // COLUMNS) * HEIGHT + TOP

@@ -46,11 +46,11 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_tensor_set": (None, [c_void_p, c_void_p, c_size_t, c_size_t]),
     "ggml_backend_tensor_get": (None, [c_void_p, c_void_p, c_size_t, c_size_t]),
     "ggml_backend_graph_compute": (c_int, [c_void_p, c_void_p]),
-    "ggml_log_set": (None, [c_void_p, c_void_p]),
 }
 QUIET = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)(lambda level, text, data: None)
 MAINLINE: dict[str, tuple[Any, list[Any]]] = {
     "ggml_get_type_traits_cpu": (POINTER(TypeTraits), [c_int]),
+    "ggml_log_set": (None, [c_void_p, c_void_p]),
     "ggml_backend_cpu_reg": (c_void_p, []),
     "ggml_backend_reg_dev_get": (c_void_p, [c_void_p, c_size_t]),
     "ggml_backend_reg_get_proc_address": (c_void_p, [c_void_p, c_char_p]),
@@ -86,13 +86,13 @@ class Library:
 
     def __init__(self, path: Path, threads: int) -> None:
         self.lib = ctypes.CDLL(str(path))  # local: two libraries of one name keep their symbols to themselves
-        names = dict(PROTOTYPES)
-        if hasattr(self.lib, "ggml_get_type_traits_cpu"):
-            names |= MAINLINE
+        mainline = hasattr(self.lib, "ggml_get_type_traits_cpu")
+        names = PROTOTYPES | (MAINLINE if mainline else {})
         for name, (result, arguments) in names.items():
             function = getattr(self.lib, name)
             function.restype, function.argtypes = result, arguments
-        self.lib.ggml_log_set(QUIET, None)
+        if mainline:
+            self.lib.ggml_log_set(QUIET, None)
         self.backend = self.lib.ggml_backend_cpu_init()
         self.lib.ggml_backend_cpu_set_n_threads(self.backend, threads)
         self.plain = self.lib.ggml_backend_cpu_buffer_type()
@@ -136,7 +136,8 @@ class Held:
         if not self.buffer:
             raise MemoryError("ggml could not allocate the weights")
         for tensor, w in zip(self.tensors, work.weights, strict=True):
-            lib.ggml_backend_tensor_set(tensor, w.blocks.ctypes.data, 0, w.blocks.nbytes)
+            blocks = w.blocks
+            lib.ggml_backend_tensor_set(tensor, blocks.ctypes.data, 0, blocks.nbytes)
             if repack:
                 function = getattr(lib, repack)
                 function.restype, function.argtypes = None, [c_void_p]

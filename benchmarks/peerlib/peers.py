@@ -236,7 +236,7 @@ class IkQ8(Ggml):
 
 class IkQ8R8(IkQ8):
     label = "ik_llama.cpp Q8_0 by 8 rows (q8_0_r8)"
-    repack = "_Z17iqk_repack_tensorP11ggml_tensor"
+    repack = "iqk_repack_tensor"
 
 
 class IkMxfp4(IkQ8):
@@ -322,8 +322,9 @@ class OnnxDynamic(Onnx):
 
     def node(self, index: int, x: str, w: Any) -> tuple[Any, list[Any]]:
         helper, numpy = self.onnx.helper, self.onnx.numpy_helper
-        scales = np.abs(w.floats).max(axis=1) / np.float32(127)
-        codes = np.rint(w.floats / scales[:, None]).astype(np.int8)
+        floats = w.floats
+        scales = np.abs(floats).max(axis=1) / np.float32(127)
+        codes = np.rint(floats / scales[:, None]).astype(np.int8)
         constants = [
             numpy.from_array(np.ascontiguousarray(codes.T), f"b{index}"),
             numpy.from_array(scales.astype(np.float32), f"s{index}"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ LAYER = ("135M qo", "135M kv", "135M kv", "135M qo", "135M w13", "135M w13", "13
 
 
 class Weights:
-    """(N, K) weights, normal, as Q8_0 or MXFP4 blocks: their bytes, codes and scales, and the float32 that they mean."""
+    """(N, K) weights as Q8_0 or MXFP4 blocks: their bytes, codes and scales, and the float32 that they mean."""
 
     def __init__(self, k: int, n: int, form: str, seed: int = 1) -> None:
         self.k, self.n, self.form = k, n, form
@@ -65,11 +65,26 @@ class Weights:
         return blocks.reshape(self.n, self.k).astype(np.float32, copy=False)
 
 
+class Turned:
+    """The same rows in another order, made when asked for and not kept: no two matrices of a work are equal, so that
+    a peer that stores equal constants once has to store them all."""
+
+    def __init__(self, whole: Weights, by: int) -> None:
+        self.whole, self.k, self.n, self.form, self.by = whole, whole.k, whole.n, whole.form, by % whole.n
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        if name not in ("blocks", "codes", "scales", "floats"):
+            raise AttributeError(name)
+        rows = getattr(self.whole, name).reshape(self.n, -1)
+        turned = np.roll(rows, self.by, axis=0)
+        return turned.reshape(-1) if name == "blocks" else turned
+
+
 @dataclass
 class Work:
     """Products in order: ``steps`` are pairs of indices into ``weights`` and ``acts``."""
 
-    weights: list[Weights]
+    weights: list[Weights | Turned]
     acts: list[np.ndarray]
     steps: list[tuple[int, int]]
 
@@ -104,17 +119,22 @@ def last_cache() -> int:
 
 def product(k: int, n: int, t: int, form: str, copies: int = 1) -> Work:
     w = weights(k, n, form)
-    return Work([w] * copies, [activations(t, k)], [(i, 0) for i in range(copies)])
+    return Work([Turned(w, i) for i in range(copies)], [activations(t, k)], [(i, 0) for i in range(copies)])
+
+
+@cache
+def _model() -> dict[str, Weights]:
+    return {name: Weights(*SHAPES[name], "q8_0") for name in dict.fromkeys((*LAYER, "135M head"))}
 
 
 def chain(tokens: int) -> Work:
     """SmolLM2-135M's products of a prefill of so many tokens, or of one token; its head sees the last token alone."""
     names = [*LAYER * LAYERS, "135M head"]
-    kinds = {name: Weights(*SHAPES[name], "q8_0") for name in dict.fromkeys(names)}
+    kinds = _model()
     widths = sorted({SHAPES[name][0] for name in LAYER})
     acts = [activations(tokens, k) for k in widths] + [activations(1, SHAPES["135M head"][0])]
     steps = [(i, widths.index(SHAPES[name][0])) for i, name in enumerate(names[:-1])] + [(len(names) - 1, len(widths))]
-    return Work([kinds[name] for name in names], acts, steps)
+    return Work([Turned(kinds[name], i) for i, name in enumerate(names)], acts, steps)
 
 
 def error_of(work: Work, results: Callable[[int], Any]) -> float:
