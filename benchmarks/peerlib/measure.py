@@ -12,11 +12,11 @@ import math
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from .peers import MissingPeer, Model, Peer
-from .work import SHAPES, Work, chain, error_of, last_cache, product
+from .peers import MissingPeer, Model, Peer, Tunekit
+from .work import LAYER, SHAPES, Work, chain, error_of, last_cache, product
 
 WINDOW = 0.002
 """Seconds that a timed window lasts at least; short, so that on a shared box some of them are left alone."""
@@ -78,16 +78,78 @@ class Loaded:
         self.models.clear()
 
 
-def window(run: Any, calls: int, pause: float, warm: bool) -> float:
-    """Seconds a call."""
+def parts_of(cell: Cell, work: Work) -> list[Work]:
+    """What is timed by itself: a chain's layers and its head one by one, anything else as a whole.
+
+    A chain takes longer than a shared box leaves a core alone; its time is the sum of its parts' best.
+    """
+    if cell.regime != "chain":
+        return [work]
+    cuts = range(0, len(work.steps), len(LAYER))
+    return [Work(work.weights, work.acts, work.steps[at : at + len(LAYER)]) for at in cuts]
+
+
+def window(runs: list[Any], calls: int, pause: float, warm: bool) -> list[float]:
+    """Seconds a call of each part, in order."""
     if pause:
         time.sleep(pause)
     if warm:
-        run()
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter() - start) / calls
+        for run in runs:
+            run()
+    found = []
+    for run in runs:
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        found.append((time.perf_counter() - start) / calls)
+    return found
+
+
+@dataclass
+class Contender:
+    """A peer that is timed in a cell. ``samples``: of each round, seconds of each part."""
+
+    peer: Peer
+    runs: list[Any]
+    results: list[Any]
+    macs: int
+    calls: int
+    samples: list[list[float]] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        return sum(map(min, zip(*self.samples, strict=True)))
+
+    @property
+    def rounds(self) -> list[float]:
+        return [sum(parts) for parts in self.samples]
+
+
+def enter(cell: Cell, peer: Peer, loaded: Loaded, record: dict[str, Any]) -> Contender | None:
+    """Load, plan, run and check; None where the peer is refused, with the reason in the record."""
+    try:
+        work = cell.work(peer)
+        parts = parts_of(cell, work)
+        plans = [loaded.of(cell, peer).plan(part) for part in parts]
+        runs = [run for run, _ in plans]
+        once = sum(window(runs, 1, 0, False))
+    except (MissingPeer, MemoryError, RuntimeError, OSError, ValueError, AttributeError) as error:
+        record["refused"][peer.label] = str(error).partition("\n")[0][:200]
+        return None
+    error = max(error_of(parts[i], plans[i][1]) for i in (0, -1))
+    if error > peer.tolerance:
+        record["refused"][peer.label] = (
+            f"computes something else: relative error {error:.2g}, {peer.tolerance:g} allowed"
+        )
+        return None
+    if once < 0.2:
+        once = min(sum(window(runs, 1, 0, False)) for _ in range(2))
+    record["peers"][peer.label] = {
+        "version": peer.version, "exact": peer.exact, "kernel": peer.kernel, "error": error,
+        "bytes": sum(peer.bytes(w.k, w.n) for w in work.weights),
+    }  # fmt: skip
+    calls = 1 if len(parts) > 1 else max(1, round(WINDOW / once))
+    return Contender(peer, runs, [result for _, result in plans], work.macs, calls)
 
 
 def measure(cell: Cell, peers: list[Peer], count: int, seconds: float, loaded: Loaded) -> dict[str, Any]:
@@ -98,60 +160,35 @@ def measure(cell: Cell, peers: list[Peer], count: int, seconds: float, loaded: L
     }  # fmt: skip
     if cell.regime != "chain":
         record["k"], record["n"] = dimensions(cell.shape)
-    runs: dict[str, tuple[Peer, Any, Any, int]] = {}
-    samples: dict[str, list[float]] = {}
-    calls: dict[str, int] = {}
-    for peer in peers:
-        if peer.form != cell.form or (cell.regime == "chain" and peer.kernel):
-            continue
-        try:
-            work = cell.work(peer)
-            run, result = loaded.of(cell, peer).plan(work)
-            once = window(run, 1, 0, False)
-        except (MissingPeer, MemoryError, RuntimeError, OSError, ValueError, AttributeError) as error:
-            record["refused"][peer.label] = str(error).partition("\n")[0][:200]
-            continue
-        error = error_of(work, result)
-        if error > peer.tolerance:
-            record["refused"][peer.label] = (
-                f"computes something else: relative error {error:.2g}, {peer.tolerance:g} allowed"
-            )
-            continue
-        if once < 0.2:
-            once = min(window(run, 1, 0, False) for _ in range(2))
-        runs[peer.label] = (peer, run, result, work.macs)
-        samples[peer.label], calls[peer.label] = [], max(1, round(WINDOW / once))
-        record["peers"][peer.label] = {
-            "version": peer.version, "exact": peer.exact, "kernel": peer.kernel, "error": error,
-            "bytes": sum(peer.bytes(w.k, w.n) for w in work.weights),
-        }  # fmt: skip
+    wanted = [p for p in peers if p.form == cell.form and not (cell.regime == "chain" and p.kernel)]
+    found = [c for p in wanted if (c := enter(cell, p, loaded, record)) is not None]
     end, rounds, before = time.perf_counter() + seconds, 0, 0.0
-    while rounds < 4 or (time.perf_counter() < end and rounds < 200):
-        for label, (peer, run, _, _) in runs.items():
-            short = not samples[label] or samples[label][-1] < 0.02
-            samples[label].append(window(run, calls[label], before if count > 1 else 0, short))
-            before = peer.settle
+    while found and (rounds < 4 or (time.perf_counter() < end and rounds < 200)):
+        for c in found:
+            short = not c.samples or sum(c.samples[-1]) < 0.02
+            c.samples.append(window(c.runs, c.calls, before if count > 1 else 0, short))
+            before = c.peer.settle
         rounds += 1
-    for label, (_, _, result, macs) in runs.items():
-        best, times = min(samples[label]), samples[label]
-        record["peers"][label] |= {
-            "seconds": best, "median": statistics.median(times), "gmacs": macs / best / 1e9, "rounds": rounds,
+    for c in found:
+        record["peers"][c.peer.label] |= {
+            "seconds": c.best, "median": statistics.median(c.rounds), "gmacs": c.macs / c.best / 1e9, "rounds": rounds,
         }  # fmt: skip
-        close = getattr(result, "close", None)
-        if close:
-            close()
-    compare(record, samples, {label: macs for label, (_, _, _, macs) in runs.items()})
+        for result in c.results:
+            close = getattr(result, "close", None)
+            if close:
+                close()
+    compare(record, found)
     return record
 
 
-def compare(record: dict[str, Any], samples: dict[str, list[float]], macs: dict[str, int]) -> None:
+def compare(record: dict[str, Any], found: list[Contender]) -> None:
     """Add ours against each peer: ``ratio`` best against best, ``low`` and ``high`` of the rounds' middle half."""
-    ours = next((label for label in samples if label.startswith("tunekit") and "kernel" not in label), None)
-    for label, times in samples.items():
-        if ours is None or label == ours:
+    ours = next((c for c in found if isinstance(c.peer, Tunekit) and not c.peer.kernel), None)
+    for c in found:
+        if ours is None or c is ours:
             continue
-        scale = macs[ours] / macs[label]
-        each = sorted(t / o * scale for t, o in zip(times, samples[ours], strict=True))
-        found = record["peers"][label]
-        found["ratio"] = min(times) / min(samples[ours]) * scale
-        found["low"], found["high"] = each[len(each) // 4], each[(3 * len(each)) // 4]
+        scale = ours.macs / c.macs
+        each = sorted(t / o * scale for t, o in zip(c.rounds, ours.rounds, strict=True))
+        record["peers"][c.peer.label] |= {
+            "ratio": c.best / ours.best * scale, "low": each[len(each) // 4], "high": each[(3 * len(each)) // 4],
+        }  # fmt: skip

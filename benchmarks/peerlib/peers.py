@@ -278,14 +278,18 @@ class Onnx(Peer):
         )  # fmt: skip
         return made, constants
 
-    def load(self, work: Work) -> Model:
+    def session(self, work: Work) -> Any:
+        """A model whose outputs are the work's results."""
         helper, f32 = self.onnx.helper, self.onnx.TensorProto.FLOAT
         nodes, constants = [], []
         for index, (w, a) in enumerate(work.steps):
             made, parts = self.node(index, f"x{a}", work.weights[w])
             nodes.append(made)
             constants += parts
-        xs = [helper.make_tensor_value_info(f"x{i}", f32, [f"t{i}", x.shape[1]]) for i, x in enumerate(work.acts)]
+        xs = [
+            helper.make_tensor_value_info(f"x{a}", f32, [f"t{a}", work.acts[a].shape[1]])
+            for a in sorted({a for _, a in work.steps})
+        ]
         ys = [
             helper.make_tensor_value_info(f"y{i}", f32, [f"t{a}", work.weights[w].n])
             for i, (w, a) in enumerate(work.steps)
@@ -297,19 +301,21 @@ class Onnx(Peer):
         options.intra_op_num_threads, options.inter_op_num_threads = self.count, 1
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.log_severity_level = 3
-        held = [self.runtime.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])]
+        return self.runtime.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
+    def load(self, work: Work) -> Model:
         def plan(at: Work) -> tuple[Run, Result]:
-            found, session = outputs(at), held[0]
+            found, session = outputs(at), self.session(at)
             binding = session.io_binding()
-            for i, x in enumerate(at.acts):
-                binding.bind_input(f"x{i}", "cpu", 0, np.float32, x.shape, x.ctypes.data)
+            for a in {a for _, a in at.steps}:
+                x = at.acts[a]
+                binding.bind_input(f"x{a}", "cpu", 0, np.float32, x.shape, x.ctypes.data)
             for i, y in enumerate(found):
                 binding.bind_output(f"y{i}", "cpu", 0, np.float32, y.shape, y.ctypes.data)
             run = session.run_with_iobinding
             return (lambda: run(binding)), found.__getitem__
 
-        return Model(plan, held.clear)
+        return Model(plan)
 
 
 class OnnxDynamic(Onnx):
@@ -364,7 +370,8 @@ class OpenVino(Peer):
         }  # fmt: skip
 
         def plan(at: Work) -> tuple[Run, Result]:
-            xs = [ops.parameter(list(x.shape), np.float32, name=f"x{i}") for i, x in enumerate(at.acts)]
+            used = sorted({a for _, a in at.steps})
+            xs = {a: ops.parameter(list(at.acts[a].shape), np.float32, name=f"x{a}") for a in used}
             results = []
             for w, a in at.steps:
                 known = at.weights[w]
@@ -374,11 +381,11 @@ class OpenVino(Peer):
                 wide = ops.multiply(ops.convert(codes, "f32"), scales)
                 flat = ops.reshape(wide, ops.constant(np.array([known.n, known.k], np.int64)), False)
                 results.append(ops.matmul(xs[a], flat, False, True))
-            compiled = self.core.compile_model(self.vino.Model(results, xs, "work"), "CPU", settings)
+            compiled = self.core.compile_model(self.vino.Model(results, list(xs.values()), "work"), "CPU", settings)
             request = compiled.create_infer_request()
             found = outputs(at)
-            for i, x in enumerate(at.acts):
-                request.set_input_tensor(i, self.vino.Tensor(x, shared_memory=True))
+            for i, a in enumerate(used):
+                request.set_input_tensor(i, self.vino.Tensor(at.acts[a], shared_memory=True))
             for i, y in enumerate(found):
                 request.set_output_tensor(i, self.vino.Tensor(y, shared_memory=True))
             kept = (request, compiled)
