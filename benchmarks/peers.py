@@ -80,7 +80,7 @@ def child(options: argparse.Namespace, count: int) -> dict[str, Any]:
     whole["cells"] = []
     for cell in cells_of(options):
         say(f"{count} threads: {cell.form} {cell.shape} T={cell.tokens} {cell.regime}")
-        whole["cells"].append(measure(cell, found, count, options.seconds, loaded))
+        whole["cells"].append(measure(cell, found, count, options.seconds * (1 if count == 1 else 2), loaded))
         if options.json:
             add(options.json, {**whole, "cells": whole["cells"][-1:]})  # what is interrupted keeps what it has
     return whole
@@ -172,7 +172,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
     parser.add_argument("--forms", nargs="+", choices=("q8_0", "mxfp4"), default=["q8_0", "mxfp4"])
     parser.add_argument("--peers", nargs="+", metavar="WORD", help="only those whose label holds one of these words")
-    parser.add_argument("--seconds", type=float, help="of turns for each cell (default 1.5; at least four rounds)")
+    seconds = "of turns for each cell (default 1.5; twice as long on several threads; at least four rounds)"
+    parser.add_argument("--seconds", type=float, help=seconds)
     parser.add_argument("--libs", type=Path, default=DEFAULT_FOLDER, help="where peers.sh built (default .peers)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add to this file")
     parser.add_argument("--chart", type=Path, metavar="FILE.svg")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring a cell: one work, one number of threads, all peers in turns on the same data.
 
-A round calls every peer, each after a call that is not timed where calls are short, and after a rest until the
-threads of the one before have stopped. A peer's time is its best window; a ratio is best against best, and its
+A round calls every peer, each after calls that are not timed where calls are short, and on several threads after a
+rest until those of the one before have stopped. A peer's time is its best window; a ratio is best against best, and its
 spread the middle half of the rounds' own ratios. Before a peer is timed, its results must be right.
 """
 
@@ -20,6 +20,9 @@ from .work import LAYER, SHAPES, Work, chain, error_of, last_cache, product
 
 WINDOW = 0.002
 """Seconds that a timed window lasts at least; short, so that on a shared box some of them are left alone."""
+
+SETTLING = 0.03
+"""Seconds that a peer of several threads runs before it is timed: threads just woken may share a CPU for so long."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,15 @@ def parts_of(cell: Cell, work: Work) -> list[Work]:
     return [Work(work.weights, work.acts, work.steps[at : at + len(LAYER)]) for at in cuts]
 
 
-def window(runs: list[Any], calls: int, pause: float, warm: bool) -> list[float]:
-    """Seconds a call of each part, in order."""
+def window(runs: list[Any], calls: int, pause: float = 0.0, warm: float | None = None) -> list[float]:
+    """Seconds a call of each part, in order, after so many seconds of calls that are not timed (at least one)."""
     if pause:
         time.sleep(pause)
-    if warm:
+    end = None if warm is None else time.perf_counter() + warm
+    while end is not None:
         for run in runs:
             run()
+        end = end if time.perf_counter() < end else None
     found = []
     for run in runs:
         start = time.perf_counter()
@@ -132,7 +137,7 @@ def enter(cell: Cell, peer: Peer, loaded: Loaded, record: dict[str, Any]) -> Con
         parts = parts_of(cell, work)
         plans = [loaded.of(cell, peer).plan(part) for part in parts]
         runs = [run for run, _ in plans]
-        once = sum(window(runs, 1, 0, False))
+        once = sum(window(runs, 1))
     except (MissingPeer, MemoryError, RuntimeError, OSError, ValueError, AttributeError) as error:
         record["refused"][peer.label] = str(error).partition("\n")[0][:200]
         return None
@@ -143,7 +148,7 @@ def enter(cell: Cell, peer: Peer, loaded: Loaded, record: dict[str, Any]) -> Con
         )
         return None
     if once < 0.2:
-        once = min(sum(window(runs, 1, 0, False)) for _ in range(2))
+        once = min(sum(window(runs, 1)) for _ in range(2))
     record["peers"][peer.label] = {
         "version": peer.version, "exact": peer.exact, "kernel": peer.kernel, "error": error,
         "bytes": sum(peer.bytes(w.k, w.n) for w in work.weights),
@@ -166,7 +171,8 @@ def measure(cell: Cell, peers: list[Peer], count: int, seconds: float, loaded: L
     while found and (rounds < 4 or (time.perf_counter() < end and rounds < 200)):
         for c in found:
             short = not c.samples or sum(c.samples[-1]) < 0.02
-            c.samples.append(window(c.runs, c.calls, before if count > 1 else 0, short))
+            pause, warm = (before, SETTLING) if count > 1 else (0.0, 0.0)
+            c.samples.append(window(c.runs, c.calls, pause, warm if short else None))
             before = c.peer.settle
         rounds += 1
     for c in found:

@@ -89,6 +89,7 @@ def outputs(work: Work) -> list[np.ndarray]:
 
 class Tunekit(Peer):
     label = "tunekit"
+    settle = 0.005  # workers spin for 2 ms
 
     def __init__(self, count: int, folder: Path | None) -> None:
         super().__init__(count, folder)
