@@ -193,3 +193,15 @@ def test_wrong_shapes_are_refused(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, str(BENCHMARKS / "peers.py"), *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert arguments[0] in done.stderr
+
+
+def test_a_chain_is_timed_layer_by_layer_and_its_parts_are_the_whole(lib: Any) -> None:
+    cell = lib.measure.Cell("SmolLM2-135M", 1, "chain")
+    work = lib.work.Work([None] * 15, [np.zeros((2, 32), np.float32)], [(i, 0) for i in range(15)])
+    parts = lib.measure.parts_of(cell, work)
+    assert [len(part.steps) for part in parts] == [7, 7, 1]
+    assert [step for part in parts for step in part.steps] == work.steps
+    assert lib.measure.parts_of(lib.measure.Cell("a", 1, "hot"), work) == [work]
+    timed = lib.measure.Contender(None, [], [], 1, 1, [[1.0, 5.0], [2.0, 3.0]])
+    assert timed.best == 4.0
+    assert timed.rounds == [6.0, 5.0]
