@@ -20,7 +20,7 @@ import numpy as np
 from tunekit import q8, threads
 from tunekit.q8 import kernels
 
-from . import ggml, limits
+from . import ggml, limits, onednn
 from .work import BLOCK, Work
 
 Run = Callable[[], object]
@@ -402,27 +402,48 @@ class OpenVino(Peer):
 
 
 class OneDnn(Peer):
-    """Float32 activations by int8 weights with scales in groups, through its C API."""
-
     label = "oneDNN float32 by int8, group 32"
     tolerance = SINGLE
+    settle = 0.01
 
     def __init__(self, count: int, folder: Path | None) -> None:
         super().__init__(count, folder)
-        places = sorted((Path(sys.prefix) / "lib").glob("libdnnl.so*"))
-        if not places:
-            raise MissingPeer(f"no libdnnl under {sys.prefix}; to install it: {SCRIPT} onednn")
+        place = Path(sys.prefix) / "lib"
+        # PyPI's wheel is built on SYCL, whose CPU is an OpenCL driver that lies beside it.
+        os.environ.setdefault("OCL_ICD_FILENAMES", str(place / "libintelocl.so"))
+        os.environ["DPCPP_CPU_NUM_CUS"] = str(count)
         try:
-            ctypes.CDLL(str(places[-1]))
-        except OSError as error:
-            raise MissingPeer(
-                f"the wheel's {places[-1].name} does not load ({error}): PyPI's wheel is built on SYCL and needs that "
-                "runtime; its older OpenMP one (3.2) knows no scales in groups"
-            ) from error
-        raise MissingPeer(f"{places[-1].name} loads; its API is not called by this benchmark yet")
+            self.own = onednn.Library(place / "libdnnl.so.3")
+        except (OSError, AttributeError) as error:
+            raise MissingPeer(f"{error}; to install it with the SYCL that it needs: {SCRIPT} onednn") from error
+
+    @property
+    def version(self) -> str:
+        return f"onednn {metadata.version('onednn')}"
+
+    def bytes(self, k: int, n: int) -> int:
+        return n * k // BLOCK * 36
 
     def load(self, work: Work) -> Model:
-        raise NotImplementedError
+        def plan(at: Work) -> tuple[Run, Result]:
+            own = self.own
+            made = [own.product(at.acts[a], at.weights[w], at.weights[w].codes) for w, a in at.steps]
+
+            def run() -> None:
+                for primitive, values, _ in made:
+                    own.execute(primitive, values)
+                own.wait()
+
+            def result(index: int) -> np.ndarray:
+                w, a = at.steps[index]
+                found = np.empty((at.acts[a].shape[0], at.weights[w].n), np.float32)
+                own.copy(made[index][2], found, out=True)
+                return found
+
+            result.close = own.release  # type: ignore[attr-defined]
+            return run, result
+
+        return Model(plan)
 
 
 # --- numpy -----------------------------------------------------------------------------------------------
