@@ -361,6 +361,9 @@ def _tell(ext: FamilyExtension, report: Report) -> None:
     for key, rows in report.built.items():
         took = f"{report.compiled} compiled, {report.cached} as they were, in {report.seconds:.1f} s"
         print(f"tunekit: {key}: built {', '.join(rows)} ({took}) with {report.compiler}", flush=True)
+    if report.unread:
+        why = f"no object was read back for instructions that its row lacks: {report.unread}"
+        print(f"tunekit: {why}", file=sys.stderr, flush=True)
     dropped = [
         f"{ext.file}: kernel {key}, row {row}: {why}"
         for key, rows in report.dropped.items()

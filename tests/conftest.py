@@ -67,6 +67,7 @@ def forget_everything() -> None:
     with dispatch._lock:
         dispatch._bindings.clear()
         dispatch._modules.clear()
+        dispatch._outdated.clear()
         dispatch._said.clear()
         dispatch._reports.clear()
         dispatch._families.clear()

@@ -122,6 +122,7 @@ class FakeHouse(House):
         self.unwritable = ""
         self.turn = True
         self.missing: set[str] = set()
+        self.verdicts: dict[tuple[str, tuple[str, ...]], str | None] = {}
 
     def add(
         self,
@@ -174,6 +175,9 @@ class FakeHouse(House):
 
     def grid(self, kernel: Kernel) -> Mapping[str, Any]:
         return self.rows[kernel.name]
+
+    def judged(self, kernel: Kernel, verdicts: Mapping[tuple[str, tuple[str, ...]], str | None]) -> None:
+        self.verdicts.update(verdicts)
 
     def why_not(self, kernel: Kernel) -> Mapping[str, str]:
         return self.reasons[kernel.name]

@@ -232,7 +232,7 @@ def test_a_module_that_does_not_fit_is_refused_with_the_field(toy: Any, field: s
     (loaded,) = dispatch.loaded_modules(toy.toy.kernel)
     stamp = json.loads(json.dumps(loaded.stamp))
     words = {
-        "format": "format is 99, this tunekit wants 1",
+        "format": "format is 99, this tunekit wants 2",
         "abi": "abi is 99",
         "digest": "the declaration digest of toyscope.toy is 'x'",
         "kernel": "it holds no kernel toyscope.toy",
@@ -338,7 +338,9 @@ def test_an_index_that_points_outside_is_ignored(toy: Any, tmp_path: Path, envir
     shutil.copytree(os.environ["TUNEKIT_CACHE"], copy)
     environ(CACHE=str(copy))
     dispatch.index_path(toy.toy.kernel, "grid").unlink()  # the grid's module stands in for a fat one that is gone
-    for text in ('{"file": "../../evil.so"}', "[]", "{", '{"file": 3}', "[" * 100_000):
+    evil = '{"modules": [{"file": "../../evil.so", "built": {}, "sources": {"toyscope.toy": "SOURCE"}}]}'
+    source = dispatch.module.source_digest(toy.toy.kernel) or ""
+    for text in (evil.replace("SOURCE", source), "[]", "{", '{"modules": [{"file": 3}]}', '{"modules": 3}', "[" * 100_000):
         dispatch.index_path(toy.toy.kernel, "fat").write_text(text)
         dispatch.forget_modules()
         assert toy.toy.choice().suffix in ("reference",)

@@ -207,6 +207,8 @@ def _build_command(options: argparse.Namespace) -> int:
         print(f"{report_data['kind']}: {report_data['path']}")
         for key, rows in report_data.get("built", {}).items():
             print(f"  {key}: {', '.join(rows)}")
+        if report_data.get("unread"):
+            print(f"  not read back for instructions that a row lacks: {report_data['unread']}")
         for key, dropped in report_data.get("dropped", {}).items():
             for suffix, reason in dropped.items():
                 print(f"  {key}: dropped {suffix}: {reason}")
@@ -238,6 +240,7 @@ def _report_dict(report: Any) -> dict[str, Any]:
         "cached": report.cached,
         "seconds": round(report.seconds, 3),
         "compiler": report.compiler,
+        "unread": report.unread,
     }
 
 

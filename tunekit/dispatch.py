@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, module, paths, team
+from tunekit import _manifest, _verdicts, module, paths, team
 from tunekit.choose import Choice, World, choose, refusal
 from tunekit.cpu import this_box, this_cpu, this_features
 from tunekit.cpu.features import KNOWN_FEATURES, suggestion
@@ -51,6 +51,7 @@ _kernels: dict[str, Kernel] = {}
 _functions: dict[str, tuple[TunedFunction, ...]] = {}
 _bindings: dict[str, Binding] = {}
 _modules: dict[str, tuple[LoadedModule, ...]] = {}
+_outdated: dict[str, dict[str, str]] = {}
 _said: set[str] = set()
 _families: dict[str, str] = {}
 _reference_everywhere = False
@@ -191,21 +192,61 @@ def index_path(kernel: Kernel, kind: str) -> Path:
     return paths.modules_folder(this_box().key, kernel.scope.name) / f"{kernel.module}.{kind}.json"
 
 
-def _cached(kernel: Kernel, kind: str, siblings: tuple[Kernel, ...]) -> LoadedModule | None:
-    index = index_path(kernel, kind)
+def read_index(path: Path) -> list[dict[str, Any]]:
+    """The modules that an index names, newest first, each with the rows in it and the digests of their sources."""
     try:
-        data = json.loads(index.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(path.read_bytes())["modules"]
+        return [
+            e
+            for e in found
+            if isinstance(e["file"], str)
+            and "/" not in e["file"]
+            and isinstance(e["built"], dict)
+            and isinstance(e["sources"], dict)
+        ]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return []
+
+
+class _Release:
+    """What a declaring file's rows are rendered from, in the package that this process imported.
+
+    A cache outlives the package that filled it, and environments share it. What the install built says which release
+    this is; where it built nothing, or its templates have changed since (an editable install), the files on disk do.
+    """
+
+    def __init__(self, siblings: tuple[Kernel, ...], beside: LoadedModule | None) -> None:
+        self.siblings, self.beside = siblings, beside
+
+    @functools.cached_property
+    def on_disk(self) -> dict[str, str | None]:
+        return {kernel.key: module.source_digest(kernel) for kernel in self.siblings}
+
+    def made(self, sources: Mapping[str, Any]) -> bool:
+        """Whether a module with these digests was made from it."""
+        if self.beside is not None and all(sources.get(k.key) == self.beside.source(k) for k in self.siblings):
+            return True
+        return all(v is not None and sources.get(key) == v for key, v in self.on_disk.items())
+
+
+def _cached(kernel: Kernel, kind: str, release: _Release) -> LoadedModule | None:
+    index = index_path(kernel, kind)
+    entries = read_index(index)
+    if not entries:
         return None
     reason = paths.distrust(index.parent)
     if reason is not None:
         warn_once(f"tunekit: cached modules are not loaded: {reason}")
         return None
-    name = data.get("file") if isinstance(data, dict) else None
-    if not isinstance(name, str) or "/" in name or not (index.parent / name).is_file():
+    entry = next((e for e in entries if release.made(e["sources"])), None)
+    if entry is None:
+        for key, rows in entries[0]["built"].items():
+            _outdated.setdefault(key, {}).update(dict.fromkeys(rows, entries[0]["file"]))
+        return None
+    if not (index.parent / entry["file"]).is_file():
         return None
     try:
-        return module.load(index.parent / name, siblings)
+        return module.load(index.parent / entry["file"], release.siblings)
     except DamagedModule as error:
         warn_once(f"tunekit: {error}")
         return None
@@ -236,10 +277,11 @@ def loaded_modules(kernel: Kernel, grid: bool = False) -> tuple[LoadedModule, ..
             if frozen(kernel):  # what it ships is all there is
                 found = [_beside(kernel, siblings)]
             else:
-                found = [_cached(kernel, "stamped", siblings)]
-                found.append(_beside(kernel, siblings) or _cached(kernel, "fat", siblings))
+                beside = _beside(kernel, siblings)
+                release = _Release(siblings, beside)
+                found = [_cached(kernel, "stamped", release), beside or _cached(kernel, "fat", release)]
                 if grid:
-                    found.append(_cached(kernel, "grid", siblings))
+                    found.append(_cached(kernel, "grid", release))
             _modules[unit] = tuple(m for m in found if m is not None)
         return _modules[unit]
 
@@ -248,6 +290,7 @@ def forget_modules() -> None:
     """Look for modules again (after a build in this process). Choices that were made stay."""
     with _lock:
         _modules.clear()
+        _outdated.clear()
         _reports.clear()
 
 
@@ -281,8 +324,13 @@ def why_frozen(kernel: Kernel) -> str:
     )
 
 
-def world_of(kernel: Kernel, grid: bool = False) -> tuple[World, dict[str, tuple[tuple[LoadedModule, BuiltRow], ...]]]:
-    """What a kernel's choice depends on here, and where each built row lies."""
+def world_of(
+    kernel: Kernel, grid: bool = False, judged: bool = True
+) -> tuple[World, dict[str, tuple[tuple[LoadedModule, BuiltRow], ...]]]:
+    """What a kernel's choice depends on here, and where each built row lies.
+
+    With ``judged`` off nothing is known of failed checks: a tuner asks every row again.
+    """
     rows: dict[str, tuple[tuple[LoadedModule, BuiltRow], ...]] = {}
     dropped: dict[str, str] = {}
     for loaded in loaded_modules(kernel, grid):
@@ -292,8 +340,25 @@ def world_of(kernel: Kernel, grid: bool = False) -> tuple[World, dict[str, tuple
             dropped.setdefault(suffix, reason)
     built = {suffix: tuple(b.needs for _, b in found) for suffix, found in rows.items()}
     left = {s: r for s, r in dropped.items() if s not in built}
-    world = World(this_cpu().arch, this_features(), built, left, frozen(kernel))
+    with _lock:
+        outdated = {s: file for s, file in _outdated.get(kernel.key, {}).items() if s not in built and s not in left}
+    known = _verdicts.failures(kernel.scope.name) if judged and not frozen(kernel) else {}
+    failed = {s: tuple(known.get(b.object) for _, b in found) for s, found in rows.items()} if known else {}
+    world = World(this_cpu().arch, this_features(), built, left, frozen(kernel), outdated, failed)
     return world, rows
+
+
+def judged(kernel: Kernel, verdicts: Mapping[tuple[str, tuple[str, ...]], str | None]) -> None:
+    """Keep what checks said of built rows on this box: (suffix, features) to what failed, or None for a pass.
+
+    A row that failed is not chosen here until it is built from other code or passes.
+
+    Raises:
+        ManifestError: it cannot be written down.
+    """
+    _, rows = world_of(kernel, grid=True, judged=False)
+    keys = {(s, built.features): built.object for s, found in rows.items() for _, built in found}
+    _verdicts.save(kernel.scope.name, {keys[name]: why for name, why in verdicts.items() if keys.get(name)})
 
 
 # --- bound rows ------------------------------------------------------------------------------------------
@@ -564,8 +629,11 @@ def untuned_row(kernel: Kernel) -> str:
 
 
 def grid_rows(kernel: Kernel) -> dict[str, BoundRow]:
-    """Every built row that can run here, by suffix: the C reference first, then rows in order of declaration."""
-    world, rows = world_of(kernel, grid=True)
+    """Every built row that can run here, by suffix: the C reference first, then rows in order of declaration.
+
+    Those that failed a check before are among them.
+    """
+    world, rows = world_of(kernel, grid=True, judged=False)
     found: dict[str, BoundRow] = {}
     if world.built.get(REFERENCE):
         found[REFERENCE] = _bound(kernel, REFERENCE, 0, "grid", rows)
@@ -578,7 +646,7 @@ def grid_rows(kernel: Kernel) -> dict[str, BoundRow]:
 
 def why_not(kernel: Kernel) -> dict[str, str]:
     """Suffix to reason for every row that cannot run here: declined, not built, or a feature that is missing."""
-    world, _ = world_of(kernel, grid=True)
+    world, _ = world_of(kernel, grid=True, judged=False)
     return {row.suffix: reason for row in kernel.rows if (reason := refusal(kernel, row.suffix, world)[1]) is not None}
 
 

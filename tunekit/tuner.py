@@ -192,6 +192,12 @@ class House:
         """The family's gates and regimes. Raises NoFixtures where it declares none."""
         return fixtures_of(kernel)
 
+    def judged(self, kernel: Kernel, verdicts: Mapping[tuple[str, tuple[str, ...]], str | None]) -> None:
+        """Keep which rows failed their checks: such a row is not chosen here. Raises ManifestError."""
+        from tunekit import dispatch
+
+        dispatch.judged(kernel, verdicts)
+
     def job(self, kernel: Kernel) -> gate.Job:
         """How a child process finds the kernel's rows and fixtures."""
         return gate.Job("tunekit.tuner:load_rows", (kernel.module, kernel.scope.name, kernel.name))
@@ -463,6 +469,7 @@ class _Entrants:
         previous: what the manifest names.
         rows: verdicts so far.
         alive: rows that passed the gates, in order of declaration.
+        unsound: rows of the fallback chain that failed theirs, and so are no fallback.
         notes: for the reader.
     """
 
@@ -473,6 +480,7 @@ class _Entrants:
     previous: str | None
     rows: dict[str, RowRecord]
     alive: list[str] = field(default_factory=list)
+    unsound: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     complete: bool = True
 
@@ -606,15 +614,18 @@ class _Run:
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
         with self.stages.timed("gate"):
             reason = self.check(found, deadline)
+        if not self.options.dry_run:
+            self.remember(found)
         if reason is not None:
             _not_raced(found, f"not raced: {reason}")
-            bad = any(found.rows[s].verdict == "rejected" for s in (REFERENCE, found.fallback) if s in found.rows)
+            base = (REFERENCE, found.fallback, *found.unsound)
+            bad = any(found.rows[s].verdict == "rejected" for s in base if s in found.rows)
             return (
                 KernelRecord(None, found.previous, found.fallback, reason, False, rows=found.rows, notes=found.notes),
                 bad,
             )
         record, bad = self.compete(found, regimes, deadline)
-        return (record if bad else self.keep(found, record)), bad
+        return (record if bad else self.keep(found, record)), bad or bool(found.unsound)
 
     def keep(self, found: _Entrants, record: KernelRecord) -> KernelRecord:
         """The record, with the recorded winner in its place where this run could not measure it.
@@ -645,6 +656,18 @@ class _Run:
             record, winner=before, reason=reason, complete=False, rows=rows, notes=[*record.notes, note]
         )
 
+    def remember(self, found: _Entrants) -> None:
+        """Keep what the checks said, so that a row which failed is not chosen, with a manifest or without one."""
+        verdicts = {
+            (suffix, tuple(found.bound[suffix].alternative)): row.reason if row.verdict == "rejected" else None
+            for suffix, row in found.rows.items()
+            if suffix in found.bound and (row.verdict == "rejected" or suffix in found.alive)
+        }
+        try:
+            self.house.judged(found.kernel, verdicts)
+        except TunekitError as error:
+            found.notes.append(f"which rows failed was not kept, so an untuned process may still run them: {error}")
+
     def check(self, found: _Entrants, deadline: Deadline) -> str | None:
         """Run the gates; None, or why the kernel cannot go on."""
         # First what the rest is compared with, then the incumbent, then the fallback chain, then the others.
@@ -660,13 +683,25 @@ class _Run:
         verdicts = ask(job, base, deadline=deadline, progress=progress)
         for suffix, verdict in verdicts.items():
             found.rows[suffix] = _row_of(verdict)
-        for suffix in base:
+        chain = [s for s in dict.fromkeys([*found.kernel.fallback, REFERENCE]) if s in found.bound]
+        while verdicts[found.fallback].state == gate.REJECTED and found.fallback != REFERENCE:
+            # A wrong row is no measure of the others, which may be right: the next of the chain is.
+            after = next((s for s in chain if s not in verdicts or verdicts[s].state != gate.REJECTED), None)
+            if after is None:
+                break
+            found.unsound.append(found.fallback)
+            found.notes.append(f"{found.fallback} failed a check and is no fallback: {verdicts[found.fallback].reason}")
+            found.fallback = after
+            if after not in verdicts:
+                verdicts.update(ask(job, [after], deadline=deadline, progress=progress))
+                found.rows[after] = _row_of(verdicts[after])
+        for suffix in dict.fromkeys((*(s for s in base if s not in found.unsound), found.fallback)):
             if verdicts[suffix].state != gate.PASSED:
                 what = "the reference" if suffix == REFERENCE else f"the fallback {suffix}"
                 failed = "failed a check" if verdicts[suffix].state == gate.REJECTED else "was not checked"
                 return f"{what} {failed}: {verdicts[suffix].reason}"
         # Half of what is left is for the race: rows that were checked and never timed help nobody.
-        rest = ask(job, [s for s in order if s not in base], deadline=deadline.share(0.5), progress=progress)
+        rest = ask(job, [s for s in order if s not in verdicts], deadline=deadline.share(0.5), progress=progress)
         for suffix, verdict in rest.items():
             found.rows[suffix] = _row_of(verdict)
         verdicts.update(rest)

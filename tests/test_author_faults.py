@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of authors and of releases, each with the right end: another release's rows, wrong rows, instructions and
+symbols that a row should not have, code that exits or prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TOY_ENVIRONMENT
+from tunekit.build_tools import build_cached, build_into, foreign
+from tunekit.build_tools.disassembly import parse
+
+import tunekit as tk
+from tunekit import _verdicts, dispatch
+from tunekit.cpu import this_cpu
+
+X86 = pytest.mark.skipif(this_cpu().arch != "x86_64", reason="the instructions are those of x86-64")
+
+KERNELS = '''
+"""One kernel on arrays, as the author's guide has it."""
+import tunekit as tk
+from typing import Annotated
+import numpy as np
+
+SCOPE = tk.Scope("NAME")
+
+
+def samples():
+    from tunekit.measure.fixtures import Sample
+
+    found = [np.arange(n, dtype=np.float32) for n in (0, 1, 7, 65536)]
+    return [Sample(f"n={x.size}", (x.copy(), x, 0.5, x.size), work=x.size // 60000) for x in found]
+
+
+@tk.tune(scope=SCOPE, template="axpy.c.j2", reference="axpy.c.j2", defaults={"k": 1},
+         rows=[tk.perm(k=1), tk.perm(k=2), tk.perm(k=4)], fallback="k2;k1", fixtures="NAME.kernels:samples")
+def axpy(y: Annotated[tk.InOut[tk.f32], "n"], x: Annotated[tk.In[tk.f32], "n"], a: tk.f32, n: tk.i32) -> None:
+    """y += a * x."""
+    y += np.float32(a) * x
+'''
+
+TEMPLATE = """
+#include <stdint.h>
+${ proto("axpy") }
+{
+    for (int32_t i = 0; i < n; i++)
+        y[i] += a * x[i];
+}
+"""
+
+
+class Package:
+    """A package ``NAME`` with an entry point, as an install leaves it, in a folder of its own."""
+
+    def __init__(self, root: Path, name: str, kernels: str = KERNELS, template: str = TEMPLATE, points: str | None = None) -> None:
+        self.root, self.name, self.folder = root, name, root / name
+        self.folder.mkdir(parents=True)
+        (self.folder / "__init__.py").write_text("")
+        info = root / f"{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        scope = points if points is not None else name
+        (info / "entry_points.txt").write_text(f"[tunekit.families]\n{scope} = {name}.kernels\n")
+        self.write(kernels, template)
+
+    def write(self, kernels: str = KERNELS, template: str = TEMPLATE) -> None:
+        (self.folder / "kernels.py").write_text(kernels.replace("NAME", self.name))
+        (self.folder / "axpy.c.j2").write_text(template)
+
+    def build(self) -> str:
+        """What an install builds beside the declaring file; what it said."""
+        for old in self.folder.glob("_tk_*"):
+            old.unlink()
+        code = f"""
+            from pathlib import Path
+            from tunekit import dispatch
+            import {self.name}.kernels
+            from tunekit.build_tools import build_into
+            build_into(dispatch.kernels({self.name!r}), Path({str(self.folder)!r}), Path({str(self.root / "objects")!r}))
+        """
+        done = python(["-c", textwrap.dedent(code)], self.root)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    def call(self, body: str = "", variables: Mapping[str, str] | None = None) -> list[str]:
+        """y[1] after a call with y = 1, x = 2, a = 0.5; then row and reason."""
+        code = f"""
+            import numpy as np, warnings
+            warnings.simplefilter("always")
+            import {self.name}.kernels as k
+            y = np.ones(4, np.float32)
+            k.axpy(y, np.full(4, 2, np.float32), 0.5, 4)
+            print(float(y[1]), k.axpy.choice().suffix, k.axpy.choice().source, k.axpy.choice().tier)
+            {body}
+        """
+        done = python(["-c", textwrap.dedent(code)], self.root, variables)
+        assert done.returncode == 0, done.stderr
+        return [*done.stdout.split(), done.stderr]
+
+
+def python(
+    words: list[str], root: Path, variables: Mapping[str, str] | None = None, timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **TOY_ENVIRONMENT, "PYTHONPATH": str(root), **(variables or {})}
+    return subprocess.run(
+        [sys.executable, *words], env=environment, cwd=root, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Callable[..., Package]:
+    return lambda name, *words, **named: Package(tmp_path / "site", name, *words, **named)
+
+
+# --- another release ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.build
+def test_an_upgraded_package_runs_no_row_of_the_old_release(package: Callable[..., Package]) -> None:
+    up = package("up")
+    up.build()
+    (_manifest_file(up)).write_text('{"axpy": "k4"}')  # k4 stands in no module that an install builds
+    done = python(["-m", "tunekit", "build", "--scope", "up", "--grid"], up.root)
+    assert done.returncode == 0, done.stderr
+    assert up.call()[:4] == ["2.0", "k4", "manifest", "c"]
+    up.write(KERNELS.replace("y += ", "y -= "), TEMPLATE.replace("y[i] +=", "y[i] -="))
+    up.build()
+    value, suffix, source, tier, said = up.call()
+    assert (value, suffix, source, tier) == ("0.0", "k2", "fallback", "c")
+    assert "from another release of the package" in said and "python -m tunekit build --scope up" in said
+    status = python(["-m", "tunekit", "status", "--scope", "up"], up.root)
+    assert "from another release of the package" in status.stdout
+    done = python(["-m", "tunekit", "build", "--scope", "up"], up.root)
+    assert done.returncode == 0, done.stderr
+    assert up.call()[:4] == ["0.0", "k4", "manifest", "c"]
+
+
+def _manifest_file(package: Package) -> Path:
+    code = f"from tunekit import _manifest; p = _manifest.user_path({package.name!r}); p.parent.mkdir(parents=True, exist_ok=True); print(p)"
+    return Path(python(["-c", code], package.root).stdout.strip())
+
+
+@pytest.mark.build
+def test_two_releases_that_share_a_cache_each_run_their_own(tmp_path: Path) -> None:
+    old, new = Package(tmp_path / "old", "up"), Package(tmp_path / "new", "up")
+    new.write(KERNELS.replace("y += ", "y -= "), TEMPLATE.replace("y[i] +=", "y[i] -="))
+    _manifest_file(old).write_text('{"axpy": "k4"}')
+    for release in (old, new, old, new):
+        release.build()
+        assert python(["-m", "tunekit", "build", "--scope", "up"], release.root).returncode == 0
+    for _ in range(2):
+        assert old.call()[:4] == ["2.0", "k4", "manifest", "c"]
+        assert new.call()[:4] == ["0.0", "k4", "manifest", "c"]
+
+
+@pytest.mark.build
+def test_what_a_context_helper_says_is_part_of_a_release(package: Callable[..., Package]) -> None:
+    kernels = KERNELS.replace("fixtures=", 'context=lambda row: {"scale": SCALE}, fixtures=').replace("SCOPE =", "SCALE = 1\nSCOPE =")
+    up = package("up", kernels, TEMPLATE.replace("a * x", "${ scale } * a * x"))
+    up.build()
+    _manifest_file(up).write_text('{"axpy": "k4"}')
+    assert python(["-m", "tunekit", "build", "--scope", "up"], up.root).returncode == 0
+    up.write(kernels.replace("SCALE = 1", "SCALE = 3"), TEMPLATE.replace("a * x", "${ scale } * a * x"))
+    up.build()
+    assert up.call()[:4] == ["4.0", "k2", "fallback", "c"]
+
+
+@pytest.mark.build
+def test_an_editable_install_runs_what_a_retune_built_from_its_changed_templates(package: Callable[..., Package]) -> None:
+    up = package("up")
+    up.build()
+    up.write(template=TEMPLATE.replace("y[i] +=", "y[i] -="))  # and no new install
+    _manifest_file(up).write_text('{"axpy": "k4"}')
+    assert python(["-m", "tunekit", "build", "--scope", "up"], up.root).returncode == 0
+    assert up.call()[:4] == ["0.0", "k4", "manifest", "c"]
+
+
+@pytest.mark.build
+def test_without_a_module_of_the_install_the_templates_say_which_release_this_is(package: Callable[..., Package]) -> None:
+    up = package("up")
+    assert python(["-m", "tunekit", "build", "--scope", "up"], up.root).returncode == 0
+    assert up.call()[:4] == ["2.0", "k2", "fallback", "c"]
+    up.write(KERNELS.replace("y += ", "y -= "), TEMPLATE.replace("y[i] +=", "y[i] -="))
+    value, suffix, _, tier, said = up.call()
+    assert (value, suffix, tier) == ("0.0", "reference", "python")
+    assert "from another release of the package" in said
+
+
+# --- rows that are wrong -----------------------------------------------------------------------------------
+
+
+@pytest.mark.build
+def test_a_row_of_the_chain_that_fails_its_checks_does_not_run_and_the_others_are_raced(package: Callable[..., Package]) -> None:
+    wrong = TEMPLATE.replace("    for (", "//% if k == 2\n    if (n > 3) y[0] += 1;\n//% endif\n    for (", 1)
+    up = package("up", template=wrong)
+    up.build()
+    assert up.call("print(k.axpy.choice().suffix)")[1] == "k2"
+    done = python(["-m", "tunekit.retune", "--scope", "up", "--json", "--no-probe"], up.root)
+    assert done.returncode == 1, done.stderr
+    (found,) = json.loads(done.stdout)["scopes"]
+    kernel = found["kernels"]["axpy"] if "kernels" in found else found["record"]["kernels"]["axpy"]
+    assert kernel["rows"]["k2"]["verdict"] == "rejected" and kernel["fallback"] == "k1"
+    assert kernel["winner"] in ("k1", "k4", "reference")
+    _manifest_file(up).unlink()
+    value, suffix, source, tier, said = up.call()
+    assert (value, suffix, source, tier) == ("2.0", "k1", "fallback", "c")
+    assert said.count("k2 is passed over: it failed a check on this box") == 1
+    for words in (["status", "--scope", "up"], ["status", "--why-not", "up.axpy", "k2"]):
+        assert "it failed a check on this box" in python(["-m", "tunekit", *words], up.root).stdout
+    assert up.call(variables={"TUNEKIT_PIN": "up.axpy=k2"})[1] == "k1"
+    up.write()
+    up.build()  # the mended release is another object
+    assert up.call()[1] == "k2"
+
+
+def test_a_verdict_is_about_an_object_and_a_later_pass_ends_it(toy: Any) -> None:
+    kernel = toy.toy.kernel
+    assert toy.toy.choice().suffix == "k1"
+    dispatch.judged(kernel, {("k1", ()): "sums: wrong", ("reference", ()): "adds: wrong"})
+    choice = toy.toy.choice()
+    assert (choice.suffix, choice.tier) == ("reference", "python")
+    assert "k1 is passed over: it failed a check on this box (sums: wrong, 20" in " ".join(choice.warnings)
+    assert "the C reference is not run" in choice.reason
+    assert set(dispatch.grid_rows(kernel)) >= {"reference", "k1"}, "a tuner asks them again"
+    dispatch.judged(kernel, {("k1", ()): None})
+    assert toy.toy.choice().suffix == "k1"
+    assert next(iter(_verdicts.failures("toyscope").values())).startswith("adds: wrong")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"failed objects": 3}', '{"failed objects": {"x": 3}}', "[" * 100_000])
+def test_a_torn_file_of_verdicts_says_nothing(toy: Any, text: str) -> None:
+    path = _verdicts.path_of("toyscope")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert toy.toy.choice().suffix == "k1"
+    dispatch.judged(toy.toy.kernel, {("k1", ()): "wrong"})
+    assert toy.toy.choice().suffix == "reference"
+
+
+# --- instructions and symbols that a row should not have -----------------------------------------------------
+
+
+def declared(package: Package) -> tuple[Any, ...]:
+    from tunekit.build_tools.hook import declare_alone
+
+    return declare_alone(package.folder / "kernels.py")
+
+
+HIDDEN = {
+    "target attribute": (
+        '__attribute__((target("avx512f"))) static void add(float *y) '
+        "{ _mm512_storeu_ps(y, _mm512_add_ps(_mm512_loadu_ps(y), _mm512_loadu_ps(y))); }",
+        "if (n > 15) add(y);", "avx512f",
+    ),
+    "pragma": (
+        '#pragma GCC push_options\n#pragma GCC target("avx2")\nstatic void add(float *y) '
+        "{ _mm256_storeu_si256((__m256i *)y, _mm256_add_epi32(_mm256_loadu_si256((__m256i *)y), _mm256_set1_epi32(n0))); }\n"
+        "#pragma GCC pop_options", "if (n > 15) add(y);", "avx",
+    ),
+    "assembly": ("", '__asm__("vpdpbusd %zmm0, %zmm1, %zmm2");', "avx512"),
+}  # fmt: skip
+
+
+@X86
+@pytest.mark.build
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_an_instruction_that_gets_past_the_flags_costs_its_row_alone(package: Callable[..., Package], tmp_path: Path, kind: str) -> None:
+    helper, call, feature = HIDDEN[kind]
+    head = f"//% if k == 2\n#include <immintrin.h>\nstatic const int n0 = 3;\n{helper}\n//% endif\n"
+    text = TEMPLATE.replace("#include <stdint.h>\n", "#include <stdint.h>\n" + head)
+    text = text.replace("    for (", f"//% if k == 2\n    {call}\n//% endif\n    for (")
+    name = "hidden_" + kind.split()[0]
+    kernels = declared(package(name, template=text))
+    report = build_into(kernels, tmp_path / "out", tmp_path / "objects")
+    assert report.built[f"{name}.axpy"] == ["reference", "k1"]
+    why = report.dropped[f"{name}.axpy"]["k2"]
+    assert re.search(rf"holds the instruction 'v\w+ .*', which needs {feature}\w*, and the row does not have that", why)
+    assert build_into(kernels, tmp_path / "out", tmp_path / "objects").dropped == report.dropped, "objects of before"
+
+
+@X86
+@pytest.mark.build
+def test_a_target_attribute_within_requires_is_fine_and_one_in_the_reference_is_not(package: Callable[..., Package], tmp_path: Path) -> None:
+    helper, call, _ = HIDDEN["target attribute"]
+    head = f"//% if k == 2\n#include <immintrin.h>\n{helper}\n//% endif\n"
+    text = TEMPLATE.replace("#include <stdint.h>\n", "#include <stdint.h>\n" + head)
+    text = text.replace("    for (", f"//% if k == 2\n    {call}\n//% endif\n    for (")
+    kernels = declared(package("within", KERNELS.replace("tk.perm(k=2)", 'tk.perm(k=2, requires="avx512f")'), text))
+    assert build_into(kernels, tmp_path / "out", tmp_path / "objects").built["within.axpy"] == ["reference", "k1", "k2"]
+    kernels = declared(package("wrong_reference", template=text.replace("k == 2", 'row == "reference"')))
+    with pytest.raises(tk.ToolchainError, match="the portable C reference of wrong_reference.axpy .*avx512f"):
+        build_into(kernels, tmp_path / "out", tmp_path / "objects")
+
+
+@X86
+@pytest.mark.build
+def test_where_nothing_reads_objects_back_the_build_says_so(
+    package: Callable[..., Package], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tunekit.build_tools import objects
+
+    kernels = declared(package("unread"))
+    assert build_into(kernels, tmp_path / "out", tmp_path / "objects").unread == ""
+    before = {path.name for path in (tmp_path / "objects").glob("*.o")}
+    objects.disassemblers.cache_clear()
+    monkeypatch.setattr(objects, "find_disassemblers", lambda *words: (_ for _ in ()).throw(tk.ToolchainError("no objdump here")))
+    try:
+        assert build_into(kernels, tmp_path / "out", tmp_path / "objects").unread == "no objdump here"
+    finally:
+        objects.disassemblers.cache_clear()
+    assert before < {path.name for path in (tmp_path / "objects").glob("*.o")}, "an object that was read is another one"
+
+
+@pytest.mark.parametrize(
+    ("features", "text", "needs"),
+    [
+        (("avx512f",), "vpternlogd $0x1,%ymm0,%ymm1,%ymm2", "avx512vl"),
+        (("avx2",), "vpternlogd $0x1,%zmm0,%zmm1,%zmm2", "avx512f"),
+        (("avx512f",), "vpaddb %zmm0,%zmm1,%zmm2", "avx512bw"),
+        (("avx512f",), "vpaddd %zmm0,%zmm1,%zmm2", ""),
+        (("avx512f",), "vpcmpgtd %ymm0,%ymm1,%k1", "avx512vl"),
+        (("avx512f",), "vaddps %xmm0,%xmm1,%xmm2{%k1}", "avx512vl"),
+        (("avx512f",), "vaddss %xmm0,%xmm1,%xmm2{%k1}", ""),
+        (("avx512bw",), "vpermb %zmm0,%zmm1,%zmm2", "avx512vbmi"),
+        (("avx512f",), "vpopcntq %zmm0,%zmm1", "avx512vpopcntdq"),
+        (("avx512f",), "vpmullq %zmm0,%zmm1,%zmm2", "avx512dq"),
+        (("avx512f",), "vcvtps2ph $0x0,%zmm0,%ymm1", ""),
+        (("avx",), "vpaddd %ymm0,%ymm1,%ymm2", "avx2"),
+        (("avx",), "vpaddd %xmm0,%xmm1,%xmm2", ""),
+        (("avx",), "vptest %ymm0,%ymm1", ""),
+        (("avx",), "vbroadcastss %xmm0,%ymm1", "avx2"),
+        (("avx",), "vbroadcastss (%rdi),%ymm1", ""),
+        (("avx2",), "vcvtph2ps %xmm0,%ymm1", "f16c"),
+        (("avx2",), "vaesenc %ymm0,%ymm1,%ymm2", "vaes"),
+        (("avx2",), "andn %eax,%ebx,%ecx", "bmi"),
+        (("bmi",), "andn %eax,%ebx,%ecx", ""),
+        ((), "tzcnt %eax,%ebx", ""),
+        ((), "popcnt %eax,%ebx", "popcnt"),
+        ((), "pshufb %xmm0,%xmm1", "ssse3"),
+        ((), "pmulld %xmm0,%xmm1", "sse4.1"),
+        ((), "pcmpgtq %xmm0,%xmm1", "sse4.2"),
+        ((), "vzeroupper", "avx"),
+        (("amx-tile",), "tdpbssd %tmm0,%tmm1,%tmm2", "amx-int8"),
+        (("avx512bw",), "vaddph %zmm0,%zmm1,%zmm2", "avx512fp16"),
+    ],
+)
+def test_instructions_are_known_by_register_encoding_and_name(features: tuple[str, ...], text: str, needs: str) -> None:
+    from tunekit.cpu.features import KNOWN_FEATURES, implied
+
+    functions = parse(f"0000000000000000 <f>:\n   0:\t{text}\n", "x86_64")
+    found = list(foreign.scan(functions, "x86_64", implied(features)))
+    assert needs in [what for _, what in found] if needs else not found
+    assert {name for rules in foreign.RULES.values() for _, _, any_of in rules for name in any_of} <= KNOWN_FEATURES
+
+
+@pytest.mark.build
+@pytest.mark.parametrize("helper", ["int32_t helper(int32_t n) { return n; }", "int32_t helper;", "int32_t helper = 3;"])
+def test_a_helper_that_is_not_static_is_the_authors_fault_and_named(package: Callable[..., Package], tmp_path: Path, helper: str) -> None:
+    text = TEMPLATE.replace("#include <stdint.h>\n", f"#include <stdint.h>\n//% if k != 1\nint32_t helper_declared(int32_t n);\n{helper}\n//% endif\n")
+    name = f"shared{len(helper)}"
+    kernels = declared(package(name, template=text))
+    with pytest.raises(tk.TemplateError, match=rf"kernel {name}.axpy, row k2: 'helper' is not static.*make it static"):
+        build_into(kernels, tmp_path / "out", tmp_path / "objects")
+    with pytest.raises(tk.TemplateError, match=rf"kernel {name}.axpy, rows k2, k4: 'helper' is not static"):
+        build_cached(kernels, "grid")
