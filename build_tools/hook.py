@@ -97,7 +97,9 @@ def declare_alone(file: Path) -> tuple[Kernel, ...]:
             f"{file}: {error}; this file is executed alone, so what it imports belongs to the build requirements "
             f"(pyproject.toml, [build-system] requires), and what it does not need goes into another file"
         ) from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise DeclarationError(f"{file}: it cannot be executed: {type(error).__name__}: {error}") from error
     found = tuple(k for k in dispatch.kernels() if k.file == str(file.resolve()))
     if not found:

@@ -71,6 +71,7 @@ def forget_everything() -> None:
         dispatch._said.clear()
         dispatch._reports.clear()
         dispatch._families.clear()
+        dispatch._problems.clear()
         dispatch._reference_everywhere = False
         dispatch.first_use = None
         dispatch.how_to_tune = "python -m tunekit.retune"

@@ -372,3 +372,88 @@ def test_a_helper_that_is_not_static_is_the_authors_fault_and_named(package: Cal
         build_into(kernels, tmp_path / "out", tmp_path / "objects")
     with pytest.raises(tk.TemplateError, match=rf"kernel {name}.axpy, rows k2, k4: 'helper' is not static"):
         build_cached(kernels, "grid")
+
+
+# --- code that exits, prints, or cannot be imported ----------------------------------------------------------
+
+EXITS = {
+    "samples": ("    found = [np", '    raise SystemExit("I am done")\n    found = [np'),
+    "work": ("    found = [np", "    raise GeneratorExit\n    found = [np"),
+    "child": ("    found = [np", '    import os, sys\n    if "tunekit.measure.child" in str(sys.orig_argv): os._exit(7)\n    found = [np'),
+}  # fmt: skip
+
+
+@pytest.mark.build
+@pytest.mark.parametrize("kind", EXITS)
+def test_a_family_whose_code_exits_fails_by_name_and_the_others_are_tuned(tmp_path: Path, kind: str) -> None:
+    bad = Package(tmp_path / "site", "aa", KERNELS.replace(*EXITS[kind]))
+    good = Package(tmp_path / "site", "bb")
+    words = ["-m", "tunekit.retune", "--scope", "aa", "--scope", "bb", "--json", "--no-probe", "--time-limit", "60"]
+    done = python(words, bad.root)
+    assert done.returncode == 1, done.stderr
+    first, second = json.loads(done.stdout)["scopes"]
+    assert (first["scope"], first["status"], first["manifest"]) == ("aa", 1, None)
+    said = first["record"]["kernels"]["axpy"]["reason"]
+    assert re.search({"samples": "aa.axpy.*SystemExit: I am done", "work": "aa.axpy.*GeneratorExit"}.get(kind, "exit status 7"), said)
+    assert (second["scope"], second["status"]) == ("bb", 0) and Path(second["manifest"]).is_file()
+    assert good.name == "bb"
+
+
+@pytest.mark.build
+def test_a_template_of_one_family_does_not_end_the_run_of_the_others(tmp_path: Path) -> None:
+    bad = Package(tmp_path / "site", "aa", template="${ nowhere }" + TEMPLATE)
+    Package(tmp_path / "site", "bb")
+    done = python(["-m", "tunekit.retune", "--scope", "aa", "--scope", "bb", "--json", "--no-probe"], bad.root)
+    assert done.returncode == 1, done.stderr
+    scopes = {entry["scope"]: entry for entry in json.loads(done.stdout)["scopes"]}
+    assert "'nowhere' is undefined" in scopes["aa"]["problem"] and scopes["bb"]["manifest"]
+
+
+@pytest.mark.build
+def test_a_document_is_json_whatever_the_authors_code_prints(tmp_path: Path) -> None:
+    noise = 'import os\nprint("chatter", flush=True)\nos.write(1, b"raw chatter\\n")\n'
+    inside = "".join(f"    {line}\n" for line in noise.splitlines())
+    kernels = noise + "import ctypes\nctypes.CDLL(None).puts(b'C chatter')\n" + KERNELS.replace("    found = [np", f"{inside}    found = [np")
+    package = Package(tmp_path / "site", "aa", kernels)
+    for words in (
+        ["-m", "tunekit", "list", "--json"], ["-m", "tunekit", "status", "--scope", "aa", "--json"],
+        ["-m", "tunekit", "status", "--why-not", "aa.axpy", "--json"], ["-m", "tunekit", "build", "--scope", "aa", "--json"],
+        ["-m", "tunekit.retune", "--scope", "aa", "--json", "--no-probe"], ["-m", "tunekit", "retune", "--scope", "aa", "--json", "--no-probe"],
+        ["-m", "tunekit", "verify", "--scope", "aa", "--execution", "--json", "--in-process"],
+        ["-m", "tunekit", "manifest", "show", "--json"],
+    ):  # fmt: skip
+        done = python(words, package.root)
+        assert done.returncode == 0, done.stderr
+        json.loads(done.stdout)
+        if "manifest" not in words:
+            assert {"chatter", "raw chatter", "C chatter"} <= set(done.stderr.splitlines()), words
+    done = python(["-m", "tunekit", "list"], package.root)
+    assert "raw chatter" in done.stdout, "without --json it is the author's to say"
+
+
+def test_a_family_that_cannot_be_imported_is_an_entry_and_a_status(tmp_path: Path) -> None:
+    root = Package(tmp_path / "site", "bb").root
+    Package(root, "cc", KERNELS.replace('"NAME"', '"bb"').replace('"NAME.', '"cc.'), points="bb")
+    Package(root, "dd", "import nothere\n" + KERNELS)
+    Package(root, "ee", "raise SystemExit(0)\n" + KERNELS)
+    done = python(["-m", "tunekit", "list", "--json"], root)
+    assert done.returncode == 1, done.stderr
+    problems = {(e["scope"], e["module"]): e["problem"] for e in json.loads(done.stdout)}
+    assert "two installed packages declare the scope 'bb'" in problems["bb", "cc.kernels"]
+    assert "No module named 'nothere'" in problems["dd", "dd.kernels"]
+    assert "SystemExit" in problems["ee", "ee.kernels"]
+    assert problems["bb", "bb.kernels"] == ""
+    plain = python(["-m", "tunekit", "list"], root)
+    assert plain.returncode == 1 and re.search(r"dd +cannot be used +dd.kernels", plain.stdout)
+
+
+@pytest.mark.build
+def test_one_broken_scope_leaves_the_other_tuned(tmp_path: Path) -> None:
+    root = Package(tmp_path / "site", "bb").root
+    Package(root, "dd", "import nothere\n" + KERNELS)
+    done = python(["-m", "tunekit.retune", "--scope", "bb", "--scope", "dd", "--json", "--no-probe"], root)
+    assert done.returncode == 1, done.stderr
+    scopes = {entry["scope"]: entry for entry in json.loads(done.stdout)["scopes"]}
+    assert scopes["bb"]["status"] == 0 and scopes["bb"]["manifest"]
+    assert scopes["dd"]["status"] == 1 and "No module named 'nothere'" in scopes["dd"]["problem"]
+    assert python(["-m", "tunekit.retune", "--scope", "nowhere", "--no-probe"], root).returncode == 2

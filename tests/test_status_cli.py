@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, TOY_ENVIRONMENT
 
 import tunekit as tk
-from tunekit import _manifest, _proofs, _status, cpu, dispatch
+from tunekit import _manifest, _proofs, _status, _verdicts, cpu, dispatch
 from tunekit.__main__ import main
 
 
@@ -311,7 +311,7 @@ def test_one_unproven_object_leaves_a_row_unproven(toy: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, "{}", '{"toy": 3}', '{"toy": {"code": "CODE", "rows": []}}', '{"toy": {"code": "CODE", "rows": {"k1": 3}}}', '{"toy": {"code": "CODE", "rows": {"k1": {"x": {}}}}}', '{"toy": {"code": "other", "rows": {"k1": {"x": {"state": "failed", "how": "", "reason": "", "date": ""}}}}}'])  # fmt: skip
 def test_verdicts_that_are_torn_or_of_other_code_say_nothing(toy: Any, text: str) -> None:
-    path = _proofs.path_of("toyscope")
+    path = _verdicts.path_of("toyscope")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text.replace("CODE", _proofs._code(toy.toy.kernel)))
     assert _proofs.mark(toy.toy.kernel, "k1") is None

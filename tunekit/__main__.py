@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tunekit import _manifest, _policy, _proofs, _status, _templates, core, cpu, dispatch, linking, manifests, paths
-from tunekit.console import Console, seconds, table
+from tunekit.console import Console, apart, results, seconds, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ManifestError, ToolchainError, TunekitError
 from tunekit.kernel import Kernel
@@ -38,7 +38,7 @@ def _all_kernels(scope: str | None) -> list[Kernel]:
 
 
 def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=1, sort_keys=True))
+    print(json.dumps(data, indent=1, sort_keys=True), file=results(), flush=True)
 
 
 # --- status ----------------------------------------------------------------------------------------------
@@ -126,14 +126,18 @@ def _list_command(options: argparse.Namespace) -> int:
                     "rows": len(kernel.rows),
                     "fallback": list(kernel.fallback),
                     "companions": [c.name for c in kernel.companions],
+                    "problem": "",
                 }
             )
+    problems = dispatch.problems()
     if options.json:
-        _print_json(found)
+        nothing: dict[str, Any] = {"kernel": None, "rows": 0, "fallback": [], "companions": []}
+        _print_json(found + [{"scope": p.scope, "module": p.module, "problem": p.text, **nothing} for p in problems])
     else:
         cells = [[str(f["scope"]), str(f["kernel"]), str(f["rows"]), str(f["module"])] for f in found]
+        cells += [[p.scope, "cannot be used", "", p.module] for p in problems]
         print("\n".join(table(["scope", "kernel", "rows", "declared in"], cells, "llrl")))
-    return 0
+    return 1 if problems else 0
 
 
 # --- build -----------------------------------------------------------------------------------------------
@@ -485,8 +489,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     try:
-        _families(options)
-        status = int(options.run(options))
+        with apart(getattr(options, "json", False)):
+            _families(options)
+            status = int(options.run(options))
         if sys.stdout is not None:
             sys.stdout.flush()
         return status

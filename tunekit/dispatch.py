@@ -52,6 +52,7 @@ _functions: dict[str, tuple[TunedFunction, ...]] = {}
 _bindings: dict[str, Binding] = {}
 _modules: dict[str, tuple[LoadedModule, ...]] = {}
 _outdated: dict[str, dict[str, str]] = {}
+_problems: dict[tuple[str, str], str] = {}
 _said: set[str] = set()
 _families: dict[str, str] = {}
 _reference_everywhere = False
@@ -97,6 +98,15 @@ def kernels(scope: str | None = None) -> tuple[Kernel, ...]:
         return tuple(k for k in _kernels.values() if scope is None or k.scope.name == scope)
 
 
+@dataclass(frozen=True)
+class Problem:
+    """An installed family that cannot be used: its scope, the module that declares it, and why."""
+
+    scope: str
+    module: str
+    text: str
+
+
 def installed_scopes() -> dict[str, str]:
     """Scope to declaring module of every installed family: tunekit's own, and entry points ``tunekit.families``."""
     import importlib.metadata  # for tools only: it takes as long to import as half of tunekit
@@ -108,10 +118,12 @@ def installed_scopes() -> dict[str, str]:
         owner = f"{point.dist.name} ({declared})" if point.dist is not None else declared
         if found.setdefault(point.name, declared) != declared:
             first = owners.get(point.name, found[point.name])
-            warn_once(
-                f"tunekit: two installed packages declare the scope {point.name!r}: {first} and {owner}; they would "
+            text = (
+                f"two installed packages declare the scope {point.name!r}: {first} and {owner}; they would "
                 f"share one manifest, so the second is left out; uninstall one, or rename its scope"
             )
+            _problems[point.name, declared] = text
+            warn_once(f"tunekit: {text}")
         owners.setdefault(point.name, owner)
     return found
 
@@ -124,8 +136,11 @@ def add_family(name: str) -> None:
     """
     try:
         importlib.import_module(name)
-    except ImportError as error:
-        raise TunekitError(f"--module {name}: it cannot be imported ({error}); name it as Python imports it") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # somebody else's code, which may even exit
+        what = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise TunekitError(f"--module {name}: it cannot be imported ({what}); name it as Python imports it") from error
     found = {k.scope.name: k.module for k in kernels() if k.module == name}
     if not found:
         raise TunekitError(f"--module {name}: it declares no kernel; name the module that has @tunekit.tune in it")
@@ -146,7 +161,9 @@ def declare_scope(scope: str) -> tuple[Kernel, ...]:
         raise TunekitError(f"no scope {scope!r} is installed; installed: {', '.join(sorted(installed))}")
     try:
         importlib.import_module(installed[scope])
-    except Exception as error:  # somebody else's code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # somebody else's code
         raise TunekitError(
             f"scope {scope!r}: its declaring module {installed[scope]} cannot be imported "
             f"({type(error).__name__}: {error}); reinstall or uninstall its package"
@@ -160,14 +177,24 @@ def declare_scope(scope: str) -> tuple[Kernel, ...]:
 
 
 def declare_installed() -> dict[str, tuple[Kernel, ...]]:
-    """The kernels of every installed scope. One that cannot be imported is named in a warning, and left out."""
+    """The kernels of every installed scope. One that cannot be imported is named in a warning, and left out.
+
+    :func:`problems` says which were.
+    """
     found = {}
-    for scope in sorted(installed_scopes()):
+    for scope, declared in sorted(installed_scopes().items()):
         try:
             found[scope] = declare_scope(scope)
+            _problems.pop((scope, declared), None)
         except TunekitError as error:
+            _problems[scope, declared] = str(error)
             warn_once(f"tunekit: {error}")
     return found
+
+
+def problems() -> tuple[Problem, ...]:
+    """The installed families that :func:`declare_installed` had to leave out."""
+    return tuple(Problem(scope, declared, text) for (scope, declared), text in sorted(_problems.items()))
 
 
 def find_kernel(name: str) -> Kernel:

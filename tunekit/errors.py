@@ -57,6 +57,10 @@ class ToolchainError(TunekitError):
         return text
 
 
+class FamilyError(TunekitError):
+    """A family's own code cannot be used to tune it: what it raised, or how it ended the process that loaded it."""
+
+
 class ManifestError(TunekitError):
     """A manifest cannot be used or written."""
 

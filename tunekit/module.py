@@ -89,7 +89,9 @@ def source_digest(kernel: Kernel) -> str | None:
         return None
     try:
         contexts = [kernel.context(row) for row in (None, *kernel.rows)]
-    except Exception:  # an author's own code
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an author's own code
         return None
     said = json.dumps([kernel.digest(), texts, contexts], sort_keys=True, default=_named)
     return hashlib.sha256(said.encode()).hexdigest()[:16]

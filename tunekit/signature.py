@@ -257,7 +257,9 @@ def signature_of(function: Callable[..., Any], where: str) -> Signature:
     """
     try:
         annotations = inspect.get_annotations(function, eval_str=True)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise DeclarationError(
             f"{where}: its annotations cannot be evaluated ({error}); import every name in them"
         ) from error

@@ -21,7 +21,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunekit.console import Console
-from tunekit.errors import GateError, ManifestError, PolicyError, TemplateError, ToolchainError, TunekitError
+from tunekit.errors import (
+    FamilyError,
+    GateError,
+    ManifestError,
+    PolicyError,
+    TemplateError,
+    ToolchainError,
+    TunekitError,
+)
 from tunekit.kernel import Kernel
 from tunekit.measure import gate, race, stats
 from tunekit.measure.fixtures import EVERYTHING, BoundRow, Fixtures, Regime, check_regimes
@@ -61,6 +69,12 @@ class House:
         from tunekit import dispatch
 
         return dispatch.installed_scopes()
+
+    def problems(self) -> Sequence[tuple[str, str]]:
+        """Installed families that cannot be used: scope and reason. Asked after :meth:`all_kernels`."""
+        from tunekit import dispatch
+
+        return [(problem.scope, problem.text) for problem in dispatch.problems()]
 
     def all_kernels(self) -> Mapping[str, Sequence[Kernel]]:
         """The kernels of every installed scope that can be imported."""
@@ -259,7 +273,9 @@ def fixtures_of(kernel: Kernel) -> Fixtures:
             found = getattr(found, name)
         if (callable(found) and not hasattr(found, "gates")) or isinstance(found, type):
             found = found()
-    except Exception as error:  # an author's own code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an author's own code
         raise GateError(f"{where} raised {type(error).__name__}: {error}") from error
     if isinstance(found, Fixtures):
         return found
@@ -321,12 +337,14 @@ class ScopeResult:
         manifest: the file that was written, or None.
         status: exit status of this scope: 0, 1 or 3.
         notes: problems that belong to no single kernel.
+        problem: why nothing of the scope was tuned: its code cannot be imported, or ended the run of its kernels.
     """
 
     record: RunRecord
     manifest: str | None
     status: int
     notes: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class _BuildTimeUp(Exception):
@@ -374,13 +392,16 @@ def undisturbed() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def select(scopes: Sequence[str], options: Options, house: House) -> dict[str, list[Kernel]]:
+def select(
+    scopes: Sequence[str], options: Options, house: House, broken: list[tuple[str, str]] | None = None
+) -> dict[str, list[Kernel]]:
     """The kernels to tune, by scope.
 
     Args:
         scopes: names of installed scopes; empty for all.
         options: ``kernels`` narrows the choice.
         house: the other rooms.
+        broken: gets scope and reason of families that cannot be used, where no kernel was asked for by name.
 
     Raises:
         TunekitError: no such scope or kernel; the message lists those there are.
@@ -389,7 +410,18 @@ def select(scopes: Sequence[str], options: Options, house: House) -> dict[str, l
     for scope in scopes:
         if scope not in installed:
             raise TunekitError(f"no scope {scope!r} is installed; installed: {', '.join(sorted(installed)) or 'none'}")
-    named = {scope: house.kernels(scope) for scope in scopes} or house.all_kernels()
+    unusable: list[tuple[str, str]] = []
+    named: dict[str, Sequence[Kernel]] = {}
+    for scope in scopes:
+        try:
+            named[scope] = house.kernels(scope)
+        except TunekitError as error:
+            unusable.append((scope, str(error)))
+    if not scopes:
+        named = dict(house.all_kernels())
+        unusable += house.problems()
+    if broken is not None and (scopes or not options.kernels):
+        broken += unusable
     found = {scope: list(kernels) for scope, kernels in named.items()}
     if not options.kernels:
         return {scope: kernels for scope, kernels in found.items() if kernels}
@@ -433,7 +465,8 @@ def tune(
     if reason is not None:
         raise PolicyError(reason)
     deadline = Deadline(options.time_limit, clock)
-    chosen = select(scopes, options, rooms)
+    broken: list[tuple[str, str]] = []
+    chosen = select(scopes, options, rooms, broken)
     for scope in list(chosen):
         reasons = [reason for kernel in chosen[scope] if (reason := rooms.frozen(kernel))]
         chosen[scope] = [kernel for kernel in chosen[scope] if not rooms.frozen(kernel)]
@@ -452,9 +485,24 @@ def tune(
             run = _Run(scope, kernels, options, console, rooms, clock, share)
             if not alone:
                 run.notes.append("another retune was at work on this box until the time limit: nothing was measured")
-            results.append(run.run())
+            try:
+                results.append(run.run())
+            except (FamilyError, TemplateError) as error:
+                broken.append((scope, str(error)))
+            except (KeyboardInterrupt, Exception):
+                raise
+            except BaseException as error:  # an author's code that exits would end the others' run
+                broken.append((scope, f"its code ended the run with {type(error).__name__}: {error}"))
+    results += [_unusable(scope, problem, options, rooms) for scope, problem in broken]
     console.clear()
     return results
+
+
+def _unusable(scope: str, problem: str, options: Options, house: House) -> ScopeResult:
+    """The result of a scope of which nothing was tuned."""
+    box, brand = house.box()
+    record = RunRecord(scope, box, brand, options.seed, _now(), _now(), options.time_limit, {}, {}, {})
+    return ScopeResult(record, None, FAILED, problem=problem)
 
 
 @dataclass
@@ -608,12 +656,20 @@ class _Run:
             text = f"not raced: the kernel declares no fixtures={own}"
             _not_raced(found, text)
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), False
-        except (TunekitError, ValueError, ImportError, AttributeError) as error:
-            text = f"its fixtures cannot be used: {error}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an author's own code, which may even exit
+            what = str(error) if isinstance(error, (TunekitError, ValueError)) else f"{type(error).__name__}: {error}"
+            text = f"its fixtures cannot be used: {what}"
             _not_raced(found, "not raced: its fixtures cannot be used")
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
         with self.stages.timed("gate"):
-            reason = self.check(found, deadline)
+            try:
+                reason = self.check(found, deadline)
+            except FamilyError as error:
+                text = f"its rows cannot be checked: {error}"
+                _not_raced(found, f"not raced: {text}")
+                return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
         if not self.options.dry_run:
             self.remember(found)
         if reason is not None:
@@ -835,7 +891,9 @@ class _Run:
                 entries[suffix] = regime.prepare(found.bound[suffix])
                 if suffix == base:
                     twin = regime.prepare(found.bound[suffix])
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 failed[suffix] = f"raised {type(error).__name__} while it was prepared: {error}"
         if base not in entries or twin is None:
             # Before the limit only a fallback that cannot be prepared comes here, and then it is in ``failed``.
