@@ -112,7 +112,8 @@ def python(
 ) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **TOY_ENVIRONMENT, "PYTHONPATH": str(root), **(variables or {})}
     return subprocess.run(
-        [sys.executable, *words], env=environment, cwd=root, capture_output=True, text=True, timeout=timeout, check=False
+        [sys.executable, *words], env=environment, cwd=root if root.is_dir() else root.parent, capture_output=True, text=True,
+        timeout=timeout, check=False,
     )
 
 
@@ -457,3 +458,172 @@ def test_one_broken_scope_leaves_the_other_tuned(tmp_path: Path) -> None:
     assert scopes["bb"]["status"] == 0 and scopes["bb"]["manifest"]
     assert scopes["dd"]["status"] == 1 and "No module named 'nothere'" in scopes["dd"]["problem"]
     assert python(["-m", "tunekit.retune", "--scope", "nowhere", "--no-probe"], root).returncode == 2
+
+
+# --- names -------------------------------------------------------------------------------------------------
+
+
+def declare_names(kernel: str, parameter: str) -> Any:
+    """A declaration with these names, by a function of that name and parameter."""
+    space: dict[str, Any] = {"tk": tk, "Path": Path}
+    (Path(__file__).parent / "toy" / "toy.c.j2").stat()
+    code = f"def {kernel}({parameter}: tk.i32) -> tk.i32:\n    return {parameter}\n"
+    exec(compile(code, str(Path(__file__).parent / "toy" / "kernels.py"), "exec"), space)
+    return tk.tune(scope=SCOPE_OF_NAMES, template="toy/toy.c.j2", rows=[tk.perm(k=1)])(space[kernel])
+
+
+SCOPE_OF_NAMES = tk.Scope("names_scope")
+TAKEN = (
+    "xor bitand compl not_eq explicit friend mutable typename using typeid decltype constexpr nullptr noexcept "
+    "static_assert thread_local wchar_t char8_t co_await consteval requires typeof typeof_unqual alignas asm "
+    "include cdef cpdef cimport ctypedef DEF ELIF print"
+).split()
+FREE = "self cls final override module by_the_way typed value_type restrict_ nogil_ object_ len range np".split()
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_words_of_c_cpp_and_cython_are_no_names(name: str) -> None:
+    with pytest.raises(tk.DeclarationError, match="keyword of C, C\\+\\+"):
+        declare_names(name, "a")
+    with pytest.raises(tk.DeclarationError, match="a keyword of C, C\\+\\+ or Cython"):
+        declare_names("names_free", name)
+
+
+def test_consumers_of_every_language_take_the_names_that_are_free(tmp_path: Path) -> None:
+    """Header in C and C++, .pxd in Cython, .pyi in Python: with each free name as a parameter, and as a kernel."""
+    import ast
+    import shutil
+
+    from tunekit.build_tools.interface import interface
+
+    from tunekit.linking import Unit
+
+    kernels = [declare_names(f"names_{i}", name).kernel for i, name in enumerate(FREE)]
+    kernels += [declare_names(name, "a").kernel for name in FREE if name != "self"]
+    texts = interface(Unit("names.kernels", tuple(kernels)))
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    ast.parse(texts["kernels.pyi"])
+    body = '#include "names_kernels.h"\nint main(void) { return sizeof(names_kernels_api) == 0; }\n'
+    for words in (("gcc", "-std=c99", "-x", "c"), ("g++", "-std=c++17", "-x", "c++"), ("g++", "-std=c++20", "-x", "c++")):
+        if shutil.which(words[0]) is None:
+            continue
+        (tmp_path / "a.c").write_text(body)
+        done = subprocess.run([*words, "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", "a.c"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), words
+    pytest.importorskip("Cython")
+    (tmp_path / "use.pyx").write_text("from names_kernels cimport names_kernels_api, names_kernels_import\ncdef const names_kernels_api *api = names_kernels_import()\n")
+    done = subprocess.run([sys.executable, "-m", "cython", "-3", "use.pyx"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_prefix_with_a_space_is_one_word_for_the_compiler(toy: Any, tmp_path: Path) -> None:
+    import importlib.util
+    import shlex
+
+    from tunekit.build_tools.interface import write_interface
+
+    from tunekit.linking import unit_of
+
+    if importlib.util.find_spec("pkgconf") is None:
+        pytest.skip("needs pkgconf")
+    folder = tmp_path / "a prefix" / "pkg"
+    folder.mkdir(parents=True)
+    write_interface(unit_of("toy.kernels"), folder)
+    environment = {**os.environ, "PKG_CONFIG_PATH": str(folder / "tk_include")}
+    done = subprocess.run([sys.executable, "-m", "pkgconf", "--cflags", "toy_kernels"], env=environment, capture_output=True, text=True, check=True)
+    assert shlex.split(done.stdout) == [f"-I{folder / 'tk_include'}"]
+
+
+# --- templates that are not on disk ------------------------------------------------------------------------
+
+
+@pytest.mark.build
+def test_without_templates_the_built_rows_run_and_only_a_build_needs_them(package: Callable[..., Package]) -> None:
+    up = package("up")
+    up.build()
+    (up.folder / "axpy.c.j2").unlink()
+    assert up.call()[:4] == ["2.0", "k2", "fallback", "c"]
+    assert python(["-m", "tunekit", "status", "--scope", "up"], up.root).returncode == 0
+    done = python(["-m", "tunekit", "build", "--scope", "up", "--grid"], up.root)
+    assert done.returncode == 2 and "template 'axpy.c.j2' is neither in" in done.stderr
+    done = python(["-m", "tunekit.retune", "--scope", "up", "--json", "--no-probe"], up.root)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["scopes"]
+    assert "the grid was not built" in " ".join(found["notes"]) and found["manifest"]
+
+
+def test_in_an_archive_the_python_body_runs_and_says_why(tmp_path: Path) -> None:
+    import zipfile
+
+    package = Package(tmp_path / "site", "zz")
+    archive = tmp_path / "app.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in package.folder.iterdir():
+            file.write(path, f"zz/{path.name}")
+    code = (
+        "import numpy as np, zz.kernels as k, tunekit\ny = np.ones(4, np.float32)\nk.axpy(y, np.full(4, 2, np.float32), 0.5, 4)\n"
+        "print(y[1], k.axpy.choice().tier, tunekit.status()[0].reason)"
+    )
+    done = python(["-c", code], archive)  # the archive is on the path, and no folder to start in
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2.0 python ") and "its templates are not on disk" in done.stdout
+
+
+# --- text, titles and features -----------------------------------------------------------------------------
+
+
+def test_text_is_no_number_in_a_call() -> None:
+    import numpy as np
+
+    from tunekit.signature import check_call, signature_of
+
+    def f(a: tk.f32) -> None:
+        del a
+
+    signature = signature_of(f, "kernel 'f'")
+    for bad in ("0.5", b"0.5", bytearray(b"1"), memoryview(b"1"), np.str_("0.5"), np.bytes_(b"0.5"), np.array("0.5"), np.array("0.5", object), None):
+        with pytest.raises(TypeError, match="a must be a number"):
+            check_call("f", signature, (bad,))
+    for good in (0.5, 1, True, np.float32(0.5), np.int8(1), np.array(0.5)):
+        assert check_call("f", signature, (good,)) == [float(good)]
+
+
+@pytest.mark.parametrize("title", ["two\nlines", "bell\a", "", "\x1b[2J", 3])
+def test_titles_are_one_line_of_text(title: Any) -> None:
+    from tunekit.measure.fixtures import GateCase, Regime, Sample
+
+    for make in (lambda: Sample(title, ()), lambda: GateCase(title, str), lambda: Regime(title, 1.0, prepare=lambda row: print)):
+        with pytest.raises(ValueError, match="must be text on one line"):
+            make()
+    assert Sample("n=3, größte", ()).name
+
+
+def test_a_name_that_is_no_feature_is_refused_with_those_there_are() -> None:
+    def kernel(a: tk.i32) -> tk.i32:
+        return a
+
+    for row, targets, words in (
+        (tk.perm(k=1, requires="avx2,avx3"), None, "requires names 'avx3', which is no feature"),
+        (tk.perm(k=1, requires="avx512_vnni"), None, "did you mean 'avx512vnni'"),
+        (tk.perm(k=1), lambda row: (("avx3",),), "targets names 'avx3'"),
+    ):
+        with pytest.raises(tk.DeclarationError, match=rf"row 'k1'.*{words}.*the features are .*avx2, .*sve2"):
+            tk.tune(scope=SCOPE_OF_NAMES, template="tunekit/q8q8/row.c.j2", rows=[row], targets=targets)(kernel)
+
+
+@pytest.mark.build
+def test_a_template_that_forgets_its_return_value_does_not_compile(package: Callable[..., Package], tmp_path: Path) -> None:
+    kernels = KERNELS.replace("-> None:", "-> tk.f32:").replace('reference="axpy.c.j2", ', "").replace("y += np", "return float(a)\n    y += np")
+    report = build_into(declared(package("forgets", kernels)), tmp_path / "out", tmp_path / "objects")
+    assert report.built["forgets.axpy"] == [] and set(report.dropped["forgets.axpy"]) == {"k1", "k2"}
+    assert "return" in report.dropped["forgets.axpy"]["k1"]
+
+
+def test_show_takes_the_module_of_a_package_without_an_entry_point(tmp_path: Path) -> None:
+    package = Package(tmp_path / "site", "mm", points="other_scope")
+    (package.root / "mm-1.dist-info" / "entry_points.txt").unlink()
+    done = python(["-m", "tunekit", "show", "mm.axpy", "k1"], package.root)
+    assert done.returncode == 2 and "without an entry point are found with --module" in done.stderr
+    done = python(["-m", "tunekit", "show", "mm.axpy", "k1", "--module", "mm.kernels"], package.root)
+    assert done.returncode == 0 and "tk_mm_axpy__k1" in done.stdout

@@ -201,7 +201,7 @@ def test_rows_run_and_the_result_is_their_fingerprint(toy: Any) -> None:
     assert {s: r.call("toy", 2, 3) for s, r in rows.items()} == {"reference": 5, "k1": 6, "k2": 7, "k4": 9}
     assert {s: r.call("toy_k") for s, r in rows.items()} == {"reference": 0, "k1": 1, "k2": 2, "k4": 4}
     assert dispatch.why_not(toy.toy.kernel) == {
-        "k3": "its requires 'no-such-feature' do not hold here: no-such-feature",
+        "k3": "its requires 'amx-tf32,sme2p1' do not hold here: amx-tf32, sme2p1",
         "k9": "declined: k 9 is declined on purpose",
     }
 

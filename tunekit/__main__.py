@@ -466,7 +466,7 @@ def parser() -> argparse.ArgumentParser:
     either.add_argument("--where", action="store_true", help="print the folder (for a compiler's -I)")
     either.add_argument("--to", metavar="FOLDER", help="write header, .pxd, .pc and .pyi below this folder")
 
-    for command in (status, build, header):
+    for command in (status, build, show, verify, header):
         manifests.add_module_option(command)
     add("environment", _environment_command, "the environment variables that tunekit reads")
     commands.add_parser("retune", help="find this box's winners (python -m tunekit.retune)", add_help=False)

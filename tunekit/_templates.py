@@ -42,6 +42,12 @@ def read_template(name: str, folder: Path) -> str:
     raise TemplateError(f"template {name!r} is neither in {folder} nor in {folder.parent}; correct the path")
 
 
+def lost(names: Iterable[str | None], folder: Path) -> bool:
+    """Whether a template of a declaration is not on disk: a zipped or frozen application, or a package without them."""
+    own = [name for name in names if name and not name.startswith("tunekit/")]
+    return any(not any((root / name).is_file() for root in (folder, folder.parent)) for name in own)
+
+
 def sources(names: Iterable[str | None], folder: Path) -> str | None:
     """A digest of every text that rendering these templates may read, or None where they are not on disk.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tunekit._manifest import Manifest, parse_manifest
 from tunekit.environment import Settings
-from tunekit.errors import ManifestError, SettingError
+from tunekit.errors import ManifestError
 from tunekit.kernel import Kernel
 from tunekit.rows import REFERENCE, Row
 
@@ -184,12 +184,7 @@ def choose(
 
     Raises:
         ManifestError: strict about manifests, and one of them, or this kernel's entry in it, cannot be used.
-        SettingError: strict about features, and a row of the grid requires an unknown one.
     """
-    if "features" in settings.strict:
-        unknown = sorted({name for row in kernel.rows for name in kernel.requires(row).unknown()})
-        if unknown:
-            raise SettingError(f"kernel {kernel.key}: unknown features in requires: {', '.join(unknown)}")
     if world.frozen == "reference-only":
         return _reference(kernel, world, "reference", "this is a reference-only build")
     pinned = settings.pinned(kernel.key) or settings.pinned(kernel.name)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, _verdicts, module, paths, team
+from tunekit import _manifest, _templates, _verdicts, module, paths, team
 from tunekit.choose import Choice, World, choose, refusal
 from tunekit.cpu import this_box, this_cpu, this_features
 from tunekit.cpu.features import KNOWN_FEATURES, suggestion
@@ -208,7 +208,10 @@ def find_kernel(name: str) -> Kernel:
     if len(found) == 1:
         return found[0]
     known = ", ".join(k.key for k in kernels())
-    raise TunekitError(f"{'several kernels are' if found else 'no kernel is'} called {name!r}; known: {known}")
+    raise TunekitError(
+        f"{'several kernels are' if found else 'no kernel is'} called {name!r}; known: {known}; those of a package "
+        f"without an entry point are found with --module, its declaring module as Python imports it"
+    )
 
 
 # --- modules ---------------------------------------------------------------------------------------------
@@ -601,14 +604,6 @@ def _announce(kernel: Kernel, binding: Binding) -> None:
         warn_once(f"tunekit: TUNEKIT_DISABLE_FEATURES names {name!r}, which is no feature{hint}; it disables nothing")
     for message in choice.warnings:
         warn_once(f"tunekit: {kernel.key} runs on {choice.suffix}: {message}")
-    for row in kernel.rows:
-        for name in sorted(kernel.requires(row).unknown()):
-            meant = suggestion(name)
-            warn_once(
-                f"tunekit: kernel {kernel.key}, row {row.suffix}: requires names the unknown feature {name!r}"
-                f"{f' (did you mean {meant!r}?)' if meant else ''}, so the row runs nowhere; "
-                f"see: python -m tunekit status --why-not {kernel.name} {row.suffix}"
-            )
     if choice.tier == "python" and choice.reason != "the policy is reference" and settings().mode == "normal":
         warn_once(
             f"tunekit: {kernel.key} runs on its Python reference, which is correct and slow: {nothing_built(kernel)}"
@@ -627,6 +622,8 @@ def nothing_built(kernel: Kernel) -> str:
         reason = "no module was built for it" if not loaded_modules(kernel) else "no built row runs on this CPU"
     if frozen(kernel):
         return f"{reason}; {why_frozen(kernel)}"
+    if _templates.lost((kernel.template, kernel.reference), Path(kernel.file).parent):
+        return f"{reason}, and nothing can be built: its templates are not on disk; install its package as files"
     words = f"--scope {kernel.scope.name}"
     if kernel.scope.name not in installed_scopes():
         words += f" --module {kernel.module}"

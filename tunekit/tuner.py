@@ -18,8 +18,10 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from tunekit import _templates
 from tunekit.console import Console
 from tunekit.errors import (
     FamilyError,
@@ -172,7 +174,9 @@ class House:
         runner = tools.Runner()
         try:
             report = tools.build_cached(kernels, "grid", runner=runner, progress=progress)
-        except TemplateError:
+        except TemplateError as error:
+            if any(_templates.lost((k.template, k.reference), Path(k.file).parent) for k in kernels):
+                return Built(problem=str(error))
             raise
         except TunekitError as error:
             # No compiler, or a cache that cannot be written: what the install built can still be raced.
