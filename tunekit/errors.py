@@ -57,10 +57,6 @@ class ToolchainError(TunekitError):
         return text
 
 
-class FamilyError(TunekitError):
-    """A family's own code cannot be used to tune it: what it raised, or how it ended the process that loaded it."""
-
-
 class ManifestError(TunekitError):
     """A manifest cannot be used or written."""
 
@@ -79,6 +75,10 @@ class MalformedManifest(ManifestError):
 
 class GateError(TunekitError):
     """A row failed a check that it must pass before it may be timed or chosen."""
+
+
+class FamilyError(GateError):
+    """A family's own code cannot be used to tune it: what it raised, or how it ended the process that loaded it."""
 
 
 class ChoiceError(TunekitError):
