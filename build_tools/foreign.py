@@ -38,8 +38,10 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ("*", _NO_ZMM + _VECTORS + r".*%[xy]mm.*\{%k", ("avx512vl",)),
         ("vpcmp* vcmp* vptestm* vptestnm*", _NO_ZMM + _VECTORS + r".*%[xy]mm\d+,%k", ("avx512vl",)),
         ("vpternlog* vprol* vpror* vpermt2* vpermi2* vpsraq vpsravq vpabsq vpmaxsq vpmaxuq vpminsq vpminuq vmovdqa32"
-         " vmovdqa64 vmovdqu8 vmovdqu16 vmovdqu32 vmovdqu64 vpmullq vpconflict* vplzcnt* vpopcnt* vpmovm2?",
+         " vmovdqa64 vmovdqu32 vmovdqu64 vpmullq vpconflict* vplzcnt* vpopcnt* vpmovm2?",
          _NO_ZMM, ("avx512vl",)),
+        # gcc 12 writes these for plain 256-bit loads under -mavx512bw alone, and no CPU has AVX512BW without AVX512VL.
+        ("vmovdqu8 vmovdqu16", _NO_ZMM, ("avx512vl", "avx512bw")),
         ("vpbroadcast?", _NO_ZMM + r"vpbroadcast. %[er]", ("avx512vl",)),
         ("vmovdqu8 vmovdqu16 kmov[dq] kand[dq] kandn[dq] kor[dq] kxor[dq] kxnor[dq] knot[dq] kortest[dq] ktest[dq]"
          " kadd[dq] kshift?[dq] kunpckwd kunpckdq vdbpsadbw vpermw vperm?2w vpmov?wb vpmovwb vpmovus?wb vpmovm2[bw]"
