@@ -14,18 +14,21 @@ from pathlib import Path
 from tunekit import paths
 from tunekit._manifest import write_atomically
 from tunekit.cpu import this_box
-from tunekit.dispatch import index_path
+from tunekit.dispatch import index_path, read_index
 from tunekit.errors import ToolchainError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.module import PREFIX
 from tunekit.paths import module_suffix
 from tunekit.rows import REFERENCE
 
-from .link import Built, build_core, build_module
-from .objects import Compiled, Progress, compile_jobs
+from .link import build_core, build_module
+from .objects import Compiled, Progress, compile_jobs, disassemblers
 from .plan import Job, plan, row_jobs
 from .render import forget_templates, render
 from .toolchain import Runner, Toolchain, baseline_flags, find_toolchain
+
+KEPT_RELEASES = 4
+"""Releases of one package whose modules of one kind a cache keeps."""
 
 
 @dataclass
@@ -41,6 +44,8 @@ class Report:
         compiled, cached: objects that were compiled and that were there already.
         seconds: wall time.
         compiler: the first line of its ``--version``.
+        unread: why no object was read back for instructions that its row does not have, or empty.
+        sources: ``kernel`` to the digest of what its rows were rendered from.
     """
 
     kind: str
@@ -52,6 +57,8 @@ class Report:
     cached: int = 0
     seconds: float = 0.0
     compiler: str = ""
+    unread: str = ""
+    sources: dict[str, str | None] = field(default_factory=dict)
 
 
 def fat_rows(kernel: Kernel) -> list[str]:
@@ -86,6 +93,8 @@ def _build(
     for key, entry in built.stamp["kernels"].items():
         report.built[key] = list(dict.fromkeys(row["suffix"] for row in entry["rows"]))
         report.dropped[key] = entry["dropped"]
+        report.sources[key] = entry["source"]
+    report.unread = disassemblers(toolchain.arch)[1]
     report.path = built.path
     report.compiled = sum(c.path is not None and not c.cached for c in compiled)
     report.cached = sum(c.cached for c in compiled)
@@ -159,9 +168,11 @@ def _cache_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _write_index(kernel: Kernel, kind: str, built: Built | Path, report: Report) -> None:
-    path = built if isinstance(built, Path) else built.path
-    data = {"file": path.name, "built": report.built, "compiler": report.compiler}
+def _write_index(kernel: Kernel, kind: str, path: Path, report: Report) -> None:
+    """Name a module first in its index. Those of other releases stay: environments that have them share this cache."""
+    entry = {"file": path.name, "built": report.built, "compiler": report.compiler, "sources": report.sources}
+    others = [e for e in read_index(index_path(kernel, kind)) if e["sources"] != entry["sources"]]
+    data = {"modules": [entry, *others[: KEPT_RELEASES - 1]]}
     write_atomically(index_path(kernel, kind), (json.dumps(data, indent=1) + "\n").encode())
 
 
@@ -210,8 +221,8 @@ def _prune(folder: Path) -> None:
     named = set()
     for index in folder.glob("*.json"):
         try:
-            named.add(json.loads(index.read_bytes())["file"])
-        except (OSError, ValueError, KeyError, TypeError):
+            named |= {entry["file"] for entry in read_index(index)}
+        except OSError:
             continue
     for path in folder.glob(f"{PREFIX}*{module_suffix()}"):
         try:

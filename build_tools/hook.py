@@ -97,7 +97,9 @@ def declare_alone(file: Path) -> tuple[Kernel, ...]:
             f"{file}: {error}; this file is executed alone, so what it imports belongs to the build requirements "
             f"(pyproject.toml, [build-system] requires), and what it does not need goes into another file"
         ) from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise DeclarationError(f"{file}: it cannot be executed: {type(error).__name__}: {error}") from error
     found = tuple(k for k in dispatch.kernels() if k.file == str(file.resolve()))
     if not found:
@@ -364,6 +366,9 @@ def _tell(ext: FamilyExtension, report: Report) -> None:
     for key, rows in report.built.items():
         took = f"{report.compiled} compiled, {report.cached} as they were, in {report.seconds:.1f} s"
         print(f"tunekit: {key}: built {', '.join(rows)} ({took}) with {report.compiler}", flush=True)
+    if report.unread:
+        why = f"no object was read back for instructions that its row lacks: {report.unread}"
+        print(f"tunekit: {why}", file=sys.stderr, flush=True)
     dropped = [
         f"{ext.file}: kernel {key}, row {row}: {why}"
         for key, rows in report.dropped.items()

@@ -27,7 +27,8 @@ def _python_type(p: Parameter) -> str:
 
 
 def _python_signature(signature: Signature) -> str:
-    parameters = ["self", *(f"{p.name}: {_python_type(p)}" for p in signature.parameters)]
+    own = "tk_self" if any(p.name == "self" for p in signature.parameters) else "self"
+    parameters = [own, *(f"{p.name}: {_python_type(p)}" for p in signature.parameters)]
     returns = signature.returns
     kind = "None" if returns is None else "int" if returns.is_integer else "float"
     return f"{', '.join(parameters)}) -> {kind}"

@@ -26,7 +26,7 @@ from cffi.recompiler import make_c_source
 from tunekit._templates import own_templates
 from tunekit.errors import ToolchainError
 from tunekit.kernel import ABI, Kernel
-from tunekit.module import FORMAT, PREFIX
+from tunekit.module import FORMAT, PREFIX, source_digest
 from tunekit.paths import module_suffix
 from tunekit.signature import Signature
 
@@ -120,6 +120,7 @@ def make_stamp(
         dropped = {c.job.suffix: str(c.problem) for c in own if c.problem and c.job.suffix not in built}
         entries[kernel.key] = {
             "digest": kernel.digest(),
+            "source": source_digest(kernel),
             "rows": [
                 {
                     "suffix": c.job.suffix,

@@ -9,6 +9,7 @@ instruction shows here.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -22,6 +23,9 @@ from pathlib import Path
 from tunekit.errors import TemplateError, ToolchainError
 from tunekit.module import is_cut_short
 
+from .cross import host
+from .disassembly import Disassembler, disassemble, find_disassemblers
+from .foreign import fingerprint, scan, shared_symbols
 from .plan import Job
 from .render import render
 from .toolchain import Runner, Toolchain
@@ -36,13 +40,14 @@ _UNKNOWN = re.compile(r"(?:unrecognized command[- ]line option|unknown argument:
 
 @dataclass(frozen=True)
 class Compiled:
-    """An object file, or the reason why there is none."""
+    """An object file, or the reason why there is none; ``shared`` are symbols that the unit should keep to itself."""
 
     job: Job
     path: Path | None
     key: str
     cached: bool
     problem: str | None = None
+    shared: tuple[str, ...] = ()
 
 
 def lanes() -> int:
@@ -70,10 +75,12 @@ def compile_text(
     includes: Sequence[str] = (),
     check: Callable[[Path], None] | None = None,
     declared: str = "",
+    passed: str = "",
 ) -> tuple[Path, str, bool]:
     """Compile C text into an object kept in ``folder``: (object, key, whether it was there already).
 
-    ``declared`` are prototypes that the text must keep to: they come first, on lines of their own.
+    ``declared`` are prototypes that the text must keep to: they come first, on lines of their own. ``passed`` names
+    what ``check`` asks beyond the text and the flags: an object that passed less is not taken for one that did.
 
     Raises:
         ToolchainError: with the compiler's first error line.
@@ -95,7 +102,7 @@ def compile_text(
                 raise ToolchainError(first_error(errors), command, status, errors)
             try:
                 kept = [flag for flag in flags if flag not in optional]
-                return compile_text(runner, toolchain, text, kept, folder, includes, check, declared)
+                return compile_text(runner, toolchain, text, kept, folder, includes, check, declared, passed)
             except ToolchainError as error:
                 reason = f"{first_error(errors)}; and without it: {error.args[0]}"
                 raise ToolchainError(reason, command, status, errors) from error
@@ -105,6 +112,7 @@ def compile_text(
             "\0".join([*toolchain.command, *flags]).encode(),
             toolchain.version.encode(),
             toolchain.assembler.encode(),
+            passed.encode(),
         ):
             digest.update(len(part).to_bytes(8, "little") + part)
         key = digest.hexdigest()[:32]
@@ -153,6 +161,43 @@ def link_check(runner: Runner, toolchain: Toolchain, symbols: Sequence[str]) -> 
     return check
 
 
+class _Shared(ToolchainError):
+    """A unit defines symbols that another unit of the module may define, too."""
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        super().__init__(f"not static: {', '.join(symbols)}")
+        self.symbols = tuple(symbols)
+
+
+@functools.lru_cache(maxsize=8)
+def disassemblers(arch: str) -> tuple[tuple[Disassembler, ...], str]:
+    """What reads objects of an architecture back, and why nothing does where that is so."""
+    try:
+        return tuple(find_disassemblers(Runner(), arch, host())), ""
+    except ToolchainError as error:
+        return (), str(error.args[0])
+
+
+def scan_check(runner: Runner, arch: str, job: Job) -> Callable[[Path], None]:
+    """A check that an object holds no instruction which its row's features do not cover: it would be SIGILL somewhere.
+
+    An object that no disassembler here can read passes.
+    """
+
+    def check(made: Path) -> None:
+        try:
+            functions, _ = disassemble(runner, made, arch, disassemblers(arch)[0])
+        except ToolchainError:
+            return
+        for text, needs in scan(functions, arch, job.needs):
+            raise ToolchainError(
+                f"its object holds the instruction {text!r}, which needs {needs}, and the row does not have that: add "
+                f"it to requires= (a target attribute or pragma gets past the flags; see inside= too)"
+            )
+
+    return check
+
+
 def prototypes(job: Job) -> str:
     """What the annotations say of a unit's functions, as C that needs no header (a unit may set feature macros first).
 
@@ -180,16 +225,31 @@ def compile_jobs(
     """Render and compile jobs on all cores, in order of the jobs; a row that fails carries its reason.
 
     Raises:
-        TemplateError: a template cannot be rendered: a fault of the family, not of this compiler.
+        TemplateError: a template cannot be rendered, or defines what is not static: a fault of the family, not of this
+            compiler.
     """
     texts = [render(j.kernel, j.row, toolchain.arch, j.alternative, j.features) for j in jobs]
 
     def one(job: Job, text: str) -> Compiled:
         try:
             symbols = [job.kernel.symbol(name, job.suffix, job.alternative) for name, _ in job.kernel.functions]
-            check = link_check(runner, toolchain, symbols)
+            linked, scanned = link_check(runner, toolchain, symbols), scan_check(runner, toolchain.arch, job)
+
+            def check(made: Path) -> None:
+                if linked is not None:
+                    linked(made)
+                others = [s for s in shared_symbols(made) if s not in symbols and not s.startswith("_")]
+                if others:
+                    raise _Shared(others)
+                scanned(made)
+
             declared = prototypes(job)
-            path, key, cached = compile_text(runner, toolchain, text, job.flags, folder, check=check, declared=declared)
+            passed = f"{fingerprint()} {' '.join(sorted(job.needs))}" if disassemblers(toolchain.arch)[0] else "unread"
+            path, key, cached = compile_text(
+                runner, toolchain, text, job.flags, folder, check=check, declared=declared, passed=passed
+            )
+        except _Shared as error:
+            return Compiled(job, None, "", False, error.args[0], error.symbols)
         except ToolchainError as error:
             wanted = " ".join(f"-m{f}" for f in job.features) if toolchain.arch == "x86_64" else " ".join(job.flags[:1])
             reason = f"{toolchain.label}: {error.args[0]} (with {wanted or 'baseline flags'}){_hint(error)}"
@@ -214,7 +274,25 @@ def compile_jobs(
                 future.cancel()
             runner.stop()
             raise
-    return [results[i] for i in range(len(jobs))]
+    made = [results[i] for i in range(len(jobs))]
+    _check_shared(made)
+    return made
+
+
+def _check_shared(made: Sequence[Compiled]) -> None:
+    """A helper that is not static is a fault of the family: one day two rows have it, and nothing can be linked."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for item in made:
+        for symbol in item.shared:
+            rows.setdefault((item.job.kernel.key, symbol), []).append(item.job.suffix)
+    if rows:
+        raise TemplateError(
+            "; ".join(
+                f"kernel {kernel}, {'rows' if len(found) > 1 else 'row'} {', '.join(dict.fromkeys(found))}: {symbol!r} "
+                f"is not static, and every row of the module would define it; make it static"
+                for (kernel, symbol), found in rows.items()
+            )
+        )
 
 
 __all__ = ["Compiled", "Progress", "TemplateError", "compile_jobs", "compile_text", "first_error", "lanes"]

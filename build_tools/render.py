@@ -125,7 +125,9 @@ def render(kernel: Kernel, row: Row | None, arch: str, alternative: int = 0, fea
         raise TemplateError(f"{where}: {error.message}; give the row that argument, or a default for it") from error
     except jinja2.TemplateNotFound as error:
         raise TemplateError(f"{where}: {error.message or error.name}") from error
-    except Exception as error:  # an author's context function or an expression in the template
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an author's context function or an expression in the template
         raise TemplateError(f"{where}: {type(error).__name__}: {error}") from error
     # Statement and comment lines of a template leave empty lines behind.
     text = re.sub(r"\n{3,}", "\n\n", text).lstrip()

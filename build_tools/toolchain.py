@@ -232,7 +232,7 @@ def _ask(runner: Runner, command: tuple[str, ...], places: tuple[str, ...]) -> T
 
 COMMON = (
     "-std=c11", "-fPIC", "-fvisibility=hidden", "-fno-lto", "-g0", "-ffp-contract=off", "-fno-math-errno",
-    "-Wall", "-Wextra", "-Wno-unused-function", "-Wno-unknown-pragmas", "-Wno-psabi",
+    "-Werror=return-type", "-Wall", "-Wextra", "-Wno-unused-function", "-Wno-unknown-pragmas", "-Wno-psabi",
 )
 """Every object of ours. ``-ffp-contract=off``: the float fold is written out, so that its bits do not depend on it."""
 

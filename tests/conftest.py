@@ -68,9 +68,11 @@ def forget_everything() -> None:
     with lock:
         dispatch._bindings.clear()
         dispatch._modules.clear()
+        dispatch._outdated.clear()
         dispatch._said.clear()
         dispatch._reports.clear()
         dispatch._families.clear()
+        dispatch._problems.clear()
         dispatch._reference_everywhere = False
         dispatch.first_use = None
         dispatch.how_to_tune = "python -m tunekit.retune"

@@ -134,6 +134,7 @@ class FakeHouse(House):
         self.chain_times: dict[tuple[str, str], float] = {}
         self.journals: Path | None = None
         self.arms: list[str] = []
+        self.verdicts: dict[tuple[str, tuple[str, ...]], str | None] = {}
 
     def add(
         self,
@@ -186,6 +187,9 @@ class FakeHouse(House):
 
     def grid(self, kernel: Kernel) -> Mapping[str, Any]:
         return self.rows[kernel.name]
+
+    def judged(self, kernel: Kernel, verdicts: Mapping[tuple[str, tuple[str, ...]], str | None]) -> None:
+        self.verdicts.update(verdicts)
 
     def why_not(self, kernel: Kernel) -> Mapping[str, str]:
         return self.reasons[kernel.name]

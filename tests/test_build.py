@@ -201,7 +201,7 @@ def test_rows_run_and_the_result_is_their_fingerprint(toy: Any) -> None:
     assert {s: r.call("toy", 2, 3) for s, r in rows.items()} == {"reference": 5, "k1": 6, "k2": 7, "k4": 9}
     assert {s: r.call("toy_k") for s, r in rows.items()} == {"reference": 0, "k1": 1, "k2": 2, "k4": 4}
     assert dispatch.why_not(toy.toy.kernel) == {
-        "k3": "its requires 'no-such-feature' do not hold here: no-such-feature",
+        "k3": "its requires 'amx-tf32,sme2p1' do not hold here: amx-tf32, sme2p1",
         "k9": "declined: k 9 is declined on purpose",
     }
 
@@ -232,7 +232,7 @@ def test_a_module_that_does_not_fit_is_refused_with_the_field(toy: Any, field: s
     (loaded,) = dispatch.loaded_modules(toy.toy.kernel)
     stamp = json.loads(json.dumps(loaded.stamp))
     words = {
-        "format": "format is 99, this tunekit wants 1",
+        "format": "format is 99, this tunekit wants 2",
         "abi": "abi is 99",
         "digest": "the declaration digest of toyscope.toy is 'x'",
         "kernel": "it holds no kernel toyscope.toy",
@@ -338,7 +338,9 @@ def test_an_index_that_points_outside_is_ignored(toy: Any, tmp_path: Path, envir
     shutil.copytree(os.environ["TUNEKIT_CACHE"], copy)
     environ(CACHE=str(copy))
     dispatch.index_path(toy.toy.kernel, "grid").unlink()  # the grid's module stands in for a fat one that is gone
-    for text in ('{"file": "../../evil.so"}', "[]", "{", '{"file": 3}', "[" * 100_000):
+    evil = '{"modules": [{"file": "../../evil.so", "built": {}, "sources": {"toyscope.toy": "SOURCE"}}]}'
+    source = dispatch.module.source_digest(toy.toy.kernel) or ""
+    for text in (evil.replace("SOURCE", source), "[]", "{", '{"modules": [{"file": 3}]}', '{"modules": 3}', "[" * 100_000):
         dispatch.index_path(toy.toy.kernel, "fat").write_text(text)
         dispatch.forget_modules()
         assert toy.toy.choice().suffix in ("reference",)

@@ -16,7 +16,7 @@ from conftest import ROOT, run_python
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("_lock", "errors", "environment", "signature", "console"),                 # ground
     ("_templates", "paths", "core", "cpu", "rows"),                                        # data rooms
-    ("_profile", "team", "kernel", "_manifest", "choose", "module"),                             # run-time rooms
+    ("_profile", "team", "kernel", "_manifest", "_verdicts", "choose", "module"),                             # run-time rooms
     ("dispatch",),                                                           # join
     ("_optin", "linking", "declare", "_proofs", "_status", "_policy"),       # author and application
     ("build_tools",),                                                        # beside

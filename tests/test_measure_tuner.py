@@ -160,10 +160,26 @@ def test_a_rejected_challenger_is_no_failure() -> None:
     assert "k2" not in kernel.regimes["tile"].centres
 
 
-@pytest.mark.parametrize("suffix", ["reference", "k1"])
-def test_a_reference_or_fallback_that_fails_chooses_nothing(suffix: str) -> None:
+def test_a_fallback_that_fails_gives_its_place_to_the_next_of_the_chain() -> None:
+    box = SimulatedBox(6, noise=0.005)
+    house = toy(box, {"k1": FakeRow("k1", times(1e-5), "off by one")}, fallback="k1;k4")
+    status, kernel, _ = run(house, box)
+    assert status == 1 and kernel.fallback == "k4" and kernel.rows["k1"].verdict == "rejected"
+    assert kernel.winner is not None and house.manifest["gemm"] == kernel.winner != "k1"
+    assert house.verdicts["k1", ()] == "exact: off by one" and house.verdicts["k4", ()] is None
+    assert "k1 failed a check and is no fallback: exact: off by one" in kernel.notes
+
+
+def test_what_failed_is_not_kept_of_a_dry_run_nor_what_was_not_asked() -> None:
     box = SimulatedBox(6)
-    house = toy(box, {suffix: FakeRow(suffix, times(1e-3), "off by one")})
+    house = toy(box, {"k1": FakeRow("k1", times(1e-5), "off by one")})
+    run(house, box, dry_run=True)
+    assert house.verdicts == {}
+
+
+def test_a_reference_that_fails_chooses_nothing() -> None:
+    box = SimulatedBox(6)
+    house = toy(box, {"reference": FakeRow("reference", times(1e-3), "off by one")})
     house.manifest["gemm"] = "k4"
     status, kernel, result = run(house, box)
     assert status == 1 and kernel.winner is None and result.manifest is None

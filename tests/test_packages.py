@@ -189,10 +189,10 @@ def test_every_row_of_the_three_passes_its_gates_or_is_unproven_here(together: P
 
 def test_a_module_of_another_format_is_refused_clearly(together: Place, tmp_path: Path) -> None:
     own = {"TUNEKIT_HOME": str(tmp_path / "h"), "TUNEKIT_CACHE": str(tmp_path / "c")}
-    code = "import warnings; warnings.simplefilter('always')\nfrom tunekit import module; module.FORMAT = 2\nimport vecs, numpy as np\nprint(vecs.dot(np.ones(4, np.float32), np.ones(4, np.float32), 4))"
+    code = "import warnings; warnings.simplefilter('always')\nfrom tunekit import module; module.FORMAT = 99\nimport vecs, numpy as np\nprint(vecs.dot(np.ones(4, np.float32), np.ones(4, np.float32), 4))"
     done = run([together.python, "-c", code], own, cwd=tmp_path)
     assert done.stdout == "4.0\n"  # on the Python reference
-    assert re.search(r"_tk_vecs_\w+\S+: format is 1, this tunekit wants 2; the module was made by another tunekit, rebuild it with: python -m tunekit build", done.stderr)
+    assert re.search(r"_tk_vecs_\w+\S+: format is 2, this tunekit wants 99; the module was made by another tunekit, rebuild it with: python -m tunekit build", done.stderr)
 
 
 def test_the_headers_of_an_installed_package_compile(together: Place, tmp_path: Path) -> None:

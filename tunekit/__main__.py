@@ -33,7 +33,7 @@ from tunekit import (
     paths,
     team,
 )
-from tunekit.console import Console, plain, seconds, table
+from tunekit.console import Console, apart, plain, results, seconds, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ManifestError, ToolchainError, TunekitError
 from tunekit.kernel import Kernel
@@ -52,7 +52,7 @@ def _all_kernels(scope: str | None) -> list[Kernel]:
 
 
 def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=1, sort_keys=True))
+    print(json.dumps(data, indent=1, sort_keys=True), file=results(), flush=True)
 
 
 # --- status ----------------------------------------------------------------------------------------------
@@ -151,14 +151,18 @@ def _list_command(options: argparse.Namespace) -> int:
                     "rows": len(kernel.rows),
                     "fallback": list(kernel.fallback),
                     "companions": [c.name for c in kernel.companions],
+                    "problem": "",
                 }
             )
+    problems = dispatch.problems()
     if options.json:
-        _print_json(found)
+        nothing: dict[str, Any] = {"kernel": None, "rows": 0, "fallback": [], "companions": []}
+        _print_json(found + [{"scope": p.scope, "module": p.module, "problem": p.text, **nothing} for p in problems])
     else:
         cells = [[str(f["scope"]), str(f["kernel"]), str(f["rows"]), str(f["module"])] for f in found]
+        cells += [[p.scope, "cannot be used", "", p.module] for p in problems]
         print("\n".join(table(["scope", "kernel", "rows", "declared in"], cells, "llrl")))
-    return 0
+    return 1 if problems else 0
 
 
 # --- build -----------------------------------------------------------------------------------------------
@@ -232,6 +236,8 @@ def _build_command(options: argparse.Namespace) -> int:
         print(f"{report_data['kind']}: {report_data['path']}")
         for key, rows in report_data.get("built", {}).items():
             print(f"  {key}: {', '.join(rows)}")
+        if report_data.get("unread"):
+            print(f"  not read back for instructions that a row lacks: {report_data['unread']}")
         for key, dropped in report_data.get("dropped", {}).items():
             for suffix, reason in dropped.items():
                 print(f"  {key}: dropped {suffix}: {reason}")
@@ -259,6 +265,7 @@ def _report_dict(report: Any) -> dict[str, Any]:
         "cached": report.cached,
         "seconds": round(report.seconds, 3),
         "compiler": report.compiler,
+        "unread": report.unread,
     }
 
 
@@ -549,7 +556,7 @@ def parser() -> argparse.ArgumentParser:
     either.add_argument("--where", action="store_true", help="print the folder (for a compiler's -I)")
     either.add_argument("--to", metavar="FOLDER", help="write header, .pxd, .pc and .pyi below this folder")
 
-    for command in (status, build, header, report, doctor):
+    for command in (status, build, show, verify, header, report, doctor):
         manifests.add_module_option(command)
     add("environment", _environment_command, "the environment variables that tunekit reads")
     commands.add_parser("retune", help="find this box's winners (python -m tunekit.retune)", add_help=False)
@@ -572,8 +579,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     try:
-        _families(options)
-        status = int(options.run(options))
+        with apart(getattr(options, "json", False)):
+            _families(options)
+            status = int(options.run(options))
         if sys.stdout is not None:
             sys.stdout.flush()
         return status

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``python -m tunekit verify --execution`` found, kept for the status: which rows were proven here, and how.
 
-One file a scope, ``<scope>.proofs.json``, beside the user's manifest. It decides nothing; a verdict on code that has
-changed since is passed over.
+One file a scope, ``<scope>.proofs.json``, beside the user's manifest. What passed decides nothing, and a verdict on
+code that has changed since is passed over; an object that failed on this CPU is not chosen (:mod:`tunekit._verdicts`).
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Protocol
 
-from tunekit import _manifest, dispatch
+from tunekit import _manifest, _verdicts, dispatch
 from tunekit.kernel import Kernel
 
 
@@ -28,9 +26,8 @@ class Verdict(Protocol):
     reason: str
 
 
-def path_of(scope: str) -> Path:
-    """The file of a scope on this box."""
-    return _manifest.user_path(scope).with_name(f"{scope}.proofs.json")
+NATIVE = "this CPU"
+"""What ran an object that no emulator ran."""
 
 
 def _code(kernel: Kernel) -> str:
@@ -39,16 +36,8 @@ def _code(kernel: Kernel) -> str:
     return ":".join([kernel.digest(), *grids])
 
 
-def _read(scope: str) -> dict[str, Any]:
-    try:
-        data = json.loads(path_of(scope).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
 def _entry(kernel: Kernel) -> dict[str, Any]:
-    entry = _read(kernel.scope.name).get(kernel.name)
+    entry = _verdicts.read(kernel.scope.name).get(kernel.name)
     if isinstance(entry, dict) and entry.get("code") == _code(kernel) and isinstance(entry.get("rows"), dict):
         return dict(entry["rows"])
     return {}
@@ -61,14 +50,16 @@ def save(kernel: Kernel, verdicts: Iterable[Verdict]) -> None:
         ManifestError: the file cannot be written.
     """
     today = datetime.date.today().isoformat()
-    path = path_of(kernel.scope.name)
-    with _manifest.locked(path):
+    verdicts, scope = list(verdicts), kernel.scope.name
+    here = {(v.row, v.features): v.reason if v.state == "failed" else None for v in verdicts if v.how == NATIVE}
+    dispatch.judged(kernel, here)
+    with _manifest.locked(_verdicts.path_of(scope)):
         rows, fresh = _entry(kernel), dict[str, dict[str, Any]]()
         for v in verdicts:
             name = f"{v.arch}: {', '.join(v.features) or 'baseline'}"
             fresh.setdefault(v.row, {})[name] = {"state": v.state, "how": v.how, "reason": v.reason, "date": today}
-        data = {**_read(kernel.scope.name), kernel.name: {"code": _code(kernel), "rows": {**rows, **fresh}}}
-        _manifest.write_atomically(path, json.dumps(data, indent=1, sort_keys=True).encode() + b"\n")
+        entry = {"code": _code(kernel), "rows": {**rows, **fresh}}
+        _verdicts.write(scope, {**_verdicts.read(scope), kernel.name: entry})
 
 
 def mark(kernel: Kernel, suffix: str) -> str | None:

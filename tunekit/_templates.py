@@ -7,6 +7,7 @@ Apart from rendering, so that the status can say that a template has changed whe
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,41 @@ def read_template(name: str, folder: Path) -> str:
             except (OSError, UnicodeDecodeError) as error:
                 raise TemplateError(f"template {path} cannot be read: {error}") from error
     raise TemplateError(f"template {name!r} is neither in {folder} nor in {folder.parent}; correct the path")
+
+
+def lost(names: Iterable[str | None], folder: Path) -> bool:
+    """Whether a template of a declaration is not on disk: a zipped or frozen application, or a package without them."""
+    own = [name for name in names if name and not name.startswith("tunekit/")]
+    return any(not any((root / name).is_file() for root in (folder, folder.parent)) for name in own)
+
+
+def sources(names: Iterable[str | None], folder: Path) -> str | None:
+    """A digest of every text that rendering these templates may read, or None where they are not on disk.
+
+    That is each ``.j2`` and ``.h`` in their folders, which travel with the package, and tunekit's own where one of
+    them is a template or is mentioned.
+    """
+    texts: dict[str, str] = {}
+    own = False
+    for name in filter(None, names):
+        if name.startswith("tunekit/"):
+            own = True
+            continue
+        path = next((root / name for root in (folder, folder.parent) if (root / name).is_file()), None)
+        if path is None:
+            return None
+        for file in path.parent.iterdir():
+            if file.suffix in (".j2", ".h") and file.is_file():
+                texts[file.name] = file.read_text(encoding="utf-8", errors="replace")
+    if own or any("tunekit/" in text for text in texts.values()):
+        for part in ("isa", "q8q8"):
+            for file in own_templates().joinpath(part).iterdir():
+                if file.name.endswith((".j2", ".h")):
+                    texts[f"tunekit/{part}/{file.name}"] = file.read_text(encoding="utf-8")
+    digest = hashlib.sha256()
+    for name, text in sorted(texts.items()):
+        digest.update(f"{name}\0{len(text)}\0{text}".encode())
+    return digest.hexdigest()[:16]
 
 
 def template_digest(text: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tunekit._manifest import Manifest, parse_manifest
 from tunekit.environment import Settings
-from tunekit.errors import ManifestError, SettingError
+from tunekit.errors import ManifestError
 from tunekit.kernel import Kernel
 from tunekit.rows import REFERENCE, Row
 
@@ -33,6 +33,8 @@ class World:
             there when the portable C reference was built.
         dropped: suffix to the reason why it was not built.
         frozen: the kind of the frozen build that the kernel came with (``reference-only``, ``standalone``), or empty.
+        outdated: suffix to a cached module that holds the row as another release of the package had it.
+        failed: suffix to what its built objects failed on this box, None for one that failed nothing.
     """
 
     arch: str
@@ -40,6 +42,13 @@ class World:
     built: Mapping[str, tuple[Needs, ...]] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
     frozen: str = ""
+    outdated: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+
+    def failure(self, suffix: str, alternative: int = 0) -> str | None:
+        """What a built object of a row failed here, or None."""
+        failed = self.failed.get(suffix, ())
+        return failed[alternative] if alternative < len(failed) else None
 
 
 @dataclass(frozen=True)
@@ -92,40 +101,64 @@ def refusal(kernel: Kernel, suffix: str, world: World) -> tuple[int, str | None]
         dropped = world.dropped.get(suffix)
         if dropped:
             return -1, f"not built: {dropped}"
-        return (
-            -1,
-            f"not built yet; build what the manifests name with: python -m tunekit build --scope {kernel.scope.name}",
-        )
+        command = f"python -m tunekit build --scope {kernel.scope.name}"
+        outdated = world.outdated.get(suffix)
+        if outdated:
+            return -1, (
+                f"the cache has it from another release of the package, with other templates or declarations "
+                f"({outdated}), and that is not run; build this release's with: {command}"
+            )
+        return -1, f"not built yet; build what the manifests name with: {command}"
     requires = kernel.requires(row)
     lacking: list[Needs] = []
+    failed = ""
     for index, needs in enumerate(objects):
         if needs <= world.features:
             if requires.holds(world.features):
-                return index, None
+                why = world.failure(suffix, index)
+                if why is None:
+                    return index, None
+                failed = failed or _failed(why)
+                continue
             return -1, f"its requires {row.requires!r} do not hold here: {', '.join(requires.missing(world.features))}"
         lacking.append(needs - world.features)
+    if failed:
+        return -1, failed
     return -1, "this CPU lacks " + " or ".join(_list(names) for names in dict.fromkeys(lacking))
 
 
+def _failed(why: str) -> str:
+    return f"it failed a check on this box ({why}); a retune asks it again, and other code is a new row"
+
+
 def _reference(kernel: Kernel, world: World, source: str, reason: str, warnings: tuple[str, ...] = ()) -> Choice:
-    tier = "c" if world.built.get(REFERENCE) else "python"
+    failed = world.failure(REFERENCE)
+    tier = "c" if world.built.get(REFERENCE) and failed is None else "python"
+    if failed is not None:
+        problem = f"the C reference is not run: {_failed(failed)}"
+        reason, warnings = f"{reason}; {problem}", (*warnings, problem)
     return Choice(kernel.key, REFERENCE, source, tier, reason, 0, warnings)
 
 
 def _fallback(kernel: Kernel, world: World, why: str, warnings: tuple[str, ...] = ()) -> Choice:
     refusals = []
+    unsound: list[str] = []  # rows that would run here, were they not known to be wrong: of those people must hear
     for suffix in kernel.fallback:
         if suffix == REFERENCE:
-            return _reference(kernel, world, "fallback", f"{why}; the fallback chain says reference", warnings)
+            text = "; ".join([why, *unsound, "the fallback chain says reference"])
+            return _reference(kernel, world, "fallback", text, (*warnings, *unsound))
         alternative, reason = refusal(kernel, suffix, world)
         if reason is None:
-            text = f"{why}; first runnable row of the fallback chain"
-            return Choice(kernel.key, suffix, "fallback", "c", text, alternative, warnings)
+            text = "; ".join([why, *unsound, "first runnable row of the fallback chain"])
+            return Choice(kernel.key, suffix, "fallback", "c", text, alternative, (*warnings, *unsound))
+        if suffix in world.outdated or any(world.failed.get(suffix, ())):
+            unsound.append(f"{suffix} is passed over: {reason}")
         refusals.append(f"{suffix}: {reason}")
     if not kernel.fallback:
         refusals.append("the kernel declares no fallback chain")
     return _reference(
-        kernel, world, "reference", f"{why}; nothing in the fallback chain runs here ({'; '.join(refusals)})", warnings
+        kernel, world, "reference", f"{why}; nothing in the fallback chain runs here ({'; '.join(refusals)})",
+        (*warnings, *unsound),
     )
 
 
@@ -194,7 +227,6 @@ def choose(
 
     Raises:
         ManifestError: strict about manifests, and one of them, or this kernel's entry in it, cannot be used.
-        SettingError: strict about features, and a row of the grid requires an unknown one.
     """
     if manifest is None or isinstance(manifest, (str, bytes)):
         manifest = Manifest(None) if manifest is None else parse_manifest(manifest)
@@ -204,10 +236,6 @@ def choose(
 
 
 def _of_kernel(kernel: Kernel, stack: Sequence[Manifest], world: World, settings: Settings) -> Choice:
-    if "features" in settings.strict:
-        unknown = sorted({name for row in kernel.rows for name in kernel.requires(row).unknown()})
-        if unknown:
-            raise SettingError(f"kernel {kernel.key}: unknown features in requires: {', '.join(unknown)}")
     if world.frozen == "reference-only":
         return _reference(kernel, world, "reference", "this is a reference-only build")
     pinned = settings.pinned(kernel.key) or settings.pinned(kernel.name)

@@ -10,13 +10,14 @@ written, so :attr:`Console.lost` says that it was not.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -30,6 +31,63 @@ HEARTBEAT = 30.0
 """Seconds after which a stage is mentioned again in a log."""
 
 _JSON_EVERY = 0.2  # seconds between JSON lines of one stage
+
+
+_documents: list[TextIO | None] = []
+
+
+def results() -> TextIO | None:
+    """Where a command's result goes: standard output, or what :func:`apart` kept of it."""
+    return _documents[-1] if _documents else sys.stdout
+
+
+@contextlib.contextmanager
+def apart(active: bool = True) -> Iterator[None]:
+    """Keep standard output for the document: what others write there meanwhile, Python or C, goes to standard error.
+
+    Somebody else's code runs in this process (declarations, samples, kernels), and may print.
+    """
+    out = sys.stdout
+    if not active or out is None:
+        yield
+        return
+    kept = -1
+    try:
+        out.flush()
+        if out.fileno() == 1:
+            kept = os.dup(1)
+            try:
+                os.dup2(2, 1)
+            except OSError:  # standard error is closed
+                _discard(out)
+    except (OSError, ValueError, AttributeError):  # no file of the system, as in a test or a notebook
+        pass
+    document: TextIO = out
+    if kept >= 0:
+        document = open(kept, "w", encoding=out.encoding, errors=out.errors)  # noqa: SIM115 - closed below
+    _documents.append(document)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = out
+        _documents.pop()
+        if kept >= 0:
+            _flush_c()
+            with contextlib.suppress(OSError, ValueError):
+                document.flush()
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(kept, 1)
+            with contextlib.suppress(OSError, ValueError):
+                document.close()
+
+
+def _flush_c() -> None:
+    """Have C write out what a kernel or a library printed, while standard output still is where it belongs."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).fflush(None)
 
 
 def plain(text: str) -> str:
@@ -159,7 +217,7 @@ class Console:
     ) -> None:
         where = os.environ if environ is None else environ
         # pythonw and some services run with no streams at all; then there is nobody to talk to.
-        self._out: TextIO | None = sys.stdout if out is None else out
+        self._out: TextIO | None = results() if out is None else out
         self._err: TextIO | None = sys.stderr if err is None else err
         self.quiet = quiet
         terminal = self._err is not None and _is_terminal(self._err, where)

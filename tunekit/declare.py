@@ -17,10 +17,12 @@ from typing import Any, overload
 from tunekit import _manifest, dispatch, linking
 from tunekit import kernel as _kernel
 from tunekit._lock import lock
+from tunekit.cpu.features import KNOWN_FEATURES, suggestion
 from tunekit.cpu.requires import parse
 from tunekit.dispatch import Tuned, TunedFunction
 from tunekit.errors import DeclarationError
 from tunekit.kernel import Companion, Kernel, Target
+from tunekit.module import PREFIX
 from tunekit.rows import REFERENCE, Row, check_grid
 from tunekit.signature import C_WORDS, HEADER_WORDS, signature_of
 
@@ -38,7 +40,7 @@ def _check_name(what: str, name: str) -> None:
     if not _C_NAME.match(name) or "__" in name or name in C_WORDS | HEADER_WORDS or keyword.iskeyword(name):
         raise DeclarationError(
             f"{what} {name!r}: the name must be a C identifier that starts with a letter, has no double underscore "
-            f"and is no keyword or name of C's headers; rename it"
+            f"and is no keyword of C, C++, Cython or Python, or name of C's headers; rename it"
         )
     if name.startswith("tk_") and what != "scope":
         raise DeclarationError(f"{what} {name!r}: names that start with tk_ are tunekit's own; rename it")
@@ -124,7 +126,8 @@ def companion(function: Callable[..., Any] | None = None, *, seat: bool = False)
     return wrap if function is None else wrap(function)
 
 
-def _template_path(where: str, name: str, folder: Path) -> None:
+def _template_path(where: str, name: str, file: Path, scope: str) -> None:
+    folder = file.parent
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise DeclarationError(f"{where}: template {name!r} must lie in or below the declaring file's package")
     if name.startswith("tunekit/"):
@@ -132,6 +135,8 @@ def _template_path(where: str, name: str, folder: Path) -> None:
     for root in (folder, folder.parent):
         if (root / name).is_file():
             return
+    if not file.is_file() or any(folder.glob(f"{PREFIX}{scope}_*")):
+        return  # zipped, frozen or stripped: what was built runs, or the body, and only a build needs the template
     raise DeclarationError(
         f"{where}: template {name!r} is neither in {folder} nor in {folder.parent}; "
         f"correct the path, and list the file in the package data"
@@ -266,10 +271,8 @@ def tune(
         file = inspect.getsourcefile(function) or place[0]
         if not template or not isinstance(template, str):
             raise DeclarationError(f"{where}: it has no template; give template='mylib/{name}.c.j2'")
-        folder = Path(file).resolve().parent
-        _template_path(where, template, folder)
-        if reference is not None:
-            _template_path(where, reference, folder)
+        for path in filter(None, (template, reference)):
+            _template_path(where, path, Path(file).resolve(), scope.name)
         grid = tuple(rows)
         if not grid:
             raise DeclarationError(f"{where}: it has no rows; give rows=[tunekit.perm(...), ...]")
@@ -277,7 +280,8 @@ def tune(
             if not isinstance(row, Row):
                 raise DeclarationError(f"{where}: row {row!r} is not a tunekit.perm(...)")
             try:
-                parse(row.requires)
+                for feature in parse(row.requires).unknown():
+                    raise DeclarationError(f"requires names {_no_feature(feature)}")
             except DeclarationError as error:
                 raise DeclarationError(f"{where}, row {row.suffix!r}: {error}") from None
         check_grid(where, grid)
@@ -354,13 +358,19 @@ def tune(
     return wrap
 
 
+def _no_feature(name: str) -> str:
+    meant = suggestion(name)
+    return (
+        f"{name!r}, which is no feature{f' (did you mean {meant!r}?)' if meant else ''}, so the row would run nowhere; "
+        f"the features are {', '.join(sorted(KNOWN_FEATURES))}"
+    )
+
+
 def _check_targets(where: str, declared: Kernel, row: Row) -> None:
     for alternative in declared.targets(row):
         for feature in alternative:
-            if not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", feature):
-                raise DeclarationError(
-                    f"{where}, row {row.suffix!r}: targets names {feature!r}, which is no feature name"
-                )
+            if feature not in KNOWN_FEATURES:
+                raise DeclarationError(f"{where}, row {row.suffix!r}: targets names {_no_feature(feature)}")
         for feature in declared.inside(row):
             if feature not in alternative:
                 raise DeclarationError(

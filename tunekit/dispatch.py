@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, module, paths, team
+from tunekit import _manifest, _templates, _verdicts, module, paths, team
 from tunekit._lock import lock
 from tunekit.choose import Choice, World, choose, refusal
 from tunekit.cpu import this_box, this_cpu, this_features
@@ -50,6 +50,8 @@ _kernels: dict[str, Kernel] = {}
 _functions: dict[str, tuple[TunedFunction, ...]] = {}
 _bindings: dict[str, Binding] = {}
 _modules: dict[str, tuple[LoadedModule, ...]] = {}
+_outdated: dict[str, dict[str, str]] = {}
+_problems: dict[tuple[str, str], str] = {}
 _said: set[str] = set()
 _families: dict[str, str] = {}
 _reference_everywhere = False
@@ -95,6 +97,15 @@ def kernels(scope: str | None = None) -> tuple[Kernel, ...]:
         return tuple(k for k in _kernels.values() if scope is None or k.scope.name == scope)
 
 
+@dataclass(frozen=True)
+class Problem:
+    """An installed family that cannot be used: its scope, the module that declares it, and why."""
+
+    scope: str
+    module: str
+    text: str
+
+
 def installed_scopes() -> dict[str, str]:
     """Scope to declaring module of every installed family: tunekit's own, and entry points ``tunekit.families``."""
     import importlib.metadata  # for tools only: it takes as long to import as half of tunekit
@@ -106,10 +117,12 @@ def installed_scopes() -> dict[str, str]:
         owner = f"{point.dist.name} ({declared})" if point.dist is not None else declared
         if found.setdefault(point.name, declared) != declared:
             first = owners.get(point.name, found[point.name])
-            warn_once(
-                f"tunekit: two installed packages declare the scope {point.name!r}: {first} and {owner}; they would "
+            text = (
+                f"two installed packages declare the scope {point.name!r}: {first} and {owner}; they would "
                 f"share one manifest, so the second is left out; uninstall one, or rename its scope"
             )
+            _problems[point.name, declared] = text
+            warn_once(f"tunekit: {text}")
         owners.setdefault(point.name, owner)
     return found
 
@@ -122,8 +135,11 @@ def add_family(name: str) -> None:
     """
     try:
         importlib.import_module(name)
-    except ImportError as error:
-        raise TunekitError(f"--module {name}: it cannot be imported ({error}); name it as Python imports it") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # somebody else's code, which may even exit
+        what = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise TunekitError(f"--module {name}: it cannot be imported ({what}); name it as Python imports it") from error
     found = {k.scope.name: k.module for k in kernels() if k.module == name}
     if not found:
         raise TunekitError(f"--module {name}: it declares no kernel; name the module that has @tunekit.tune in it")
@@ -144,7 +160,9 @@ def declare_scope(scope: str) -> tuple[Kernel, ...]:
         raise TunekitError(f"no scope {scope!r} is installed; installed: {', '.join(sorted(installed))}")
     try:
         importlib.import_module(installed[scope])
-    except Exception as error:  # somebody else's code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # somebody else's code
         raise TunekitError(
             f"scope {scope!r}: its declaring module {installed[scope]} cannot be imported "
             f"({type(error).__name__}: {error}); reinstall or uninstall its package"
@@ -158,14 +176,24 @@ def declare_scope(scope: str) -> tuple[Kernel, ...]:
 
 
 def declare_installed() -> dict[str, tuple[Kernel, ...]]:
-    """The kernels of every installed scope. One that cannot be imported is named in a warning, and left out."""
+    """The kernels of every installed scope. One that cannot be imported is named in a warning, and left out.
+
+    :func:`problems` says which were.
+    """
     found = {}
-    for scope in sorted(installed_scopes()):
+    for scope, declared in sorted(installed_scopes().items()):
         try:
             found[scope] = declare_scope(scope)
+            _problems.pop((scope, declared), None)
         except TunekitError as error:
+            _problems[scope, declared] = str(error)
             warn_once(f"tunekit: {error}")
     return found
+
+
+def problems() -> tuple[Problem, ...]:
+    """The installed families that :func:`declare_installed` had to leave out."""
+    return tuple(Problem(scope, declared, text) for (scope, declared), text in sorted(_problems.items()))
 
 
 def find_kernel(name: str) -> Kernel:
@@ -179,7 +207,10 @@ def find_kernel(name: str) -> Kernel:
     if len(found) == 1:
         return found[0]
     known = ", ".join(k.key for k in kernels())
-    raise TunekitError(f"{'several kernels are' if found else 'no kernel is'} called {name!r}; known: {known}")
+    raise TunekitError(
+        f"{'several kernels are' if found else 'no kernel is'} called {name!r}; known: {known}; those of a package "
+        f"without an entry point are found with --module, its declaring module as Python imports it"
+    )
 
 
 # --- modules ---------------------------------------------------------------------------------------------
@@ -190,21 +221,61 @@ def index_path(kernel: Kernel, kind: str) -> Path:
     return paths.modules_folder(this_box().key, kernel.scope.name) / f"{kernel.module}.{kind}.json"
 
 
-def _cached(kernel: Kernel, kind: str, siblings: tuple[Kernel, ...]) -> LoadedModule | None:
-    index = index_path(kernel, kind)
+def read_index(path: Path) -> list[dict[str, Any]]:
+    """The modules that an index names, newest first, each with the rows in it and the digests of their sources."""
     try:
-        data = json.loads(index.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(path.read_bytes())["modules"]
+        return [
+            e
+            for e in found
+            if isinstance(e["file"], str)
+            and "/" not in e["file"]
+            and isinstance(e["built"], dict)
+            and isinstance(e["sources"], dict)
+        ]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return []
+
+
+class _Release:
+    """What a declaring file's rows are rendered from, in the package that this process imported.
+
+    A cache outlives the package that filled it, and environments share it. What the install built says which release
+    this is; where it built nothing, or its templates have changed since (an editable install), the files on disk do.
+    """
+
+    def __init__(self, siblings: tuple[Kernel, ...], beside: LoadedModule | None) -> None:
+        self.siblings, self.beside = siblings, beside
+
+    @functools.cached_property
+    def on_disk(self) -> dict[str, str | None]:
+        return {kernel.key: module.source_digest(kernel) for kernel in self.siblings}
+
+    def made(self, sources: Mapping[str, Any]) -> bool:
+        """Whether a module with these digests was made from it."""
+        if self.beside is not None and all(sources.get(k.key) == self.beside.source(k) for k in self.siblings):
+            return True
+        return all(v is not None and sources.get(key) == v for key, v in self.on_disk.items())
+
+
+def _cached(kernel: Kernel, kind: str, release: _Release) -> LoadedModule | None:
+    index = index_path(kernel, kind)
+    entries = read_index(index)
+    if not entries:
         return None
     reason = paths.distrust(index.parent)
     if reason is not None:
         warn_once(f"tunekit: cached modules are not loaded: {reason}")
         return None
-    name = data.get("file") if isinstance(data, dict) else None
-    if not isinstance(name, str) or "/" in name or not (index.parent / name).is_file():
+    entry = next((e for e in entries if release.made(e["sources"])), None)
+    if entry is None:
+        for key, rows in entries[0]["built"].items():
+            _outdated.setdefault(key, {}).update(dict.fromkeys(rows, entries[0]["file"]))
+        return None
+    if not (index.parent / entry["file"]).is_file():
         return None
     try:
-        return module.load(index.parent / name, siblings)
+        return module.load(index.parent / entry["file"], release.siblings)
     except DamagedModule as error:
         warn_once(f"tunekit: {error}")
         return None
@@ -235,10 +306,11 @@ def loaded_modules(kernel: Kernel, grid: bool = False) -> tuple[LoadedModule, ..
             if frozen(kernel):  # what it ships is all there is
                 found = [_beside(kernel, siblings)]
             else:
-                found = [_cached(kernel, "stamped", siblings)]
-                found.append(_beside(kernel, siblings) or _cached(kernel, "fat", siblings))
+                beside = _beside(kernel, siblings)
+                release = _Release(siblings, beside)
+                found = [_cached(kernel, "stamped", release), beside or _cached(kernel, "fat", release)]
                 if grid:
-                    found.append(_cached(kernel, "grid", siblings))
+                    found.append(_cached(kernel, "grid", release))
             _modules[unit] = tuple(m for m in found if m is not None)
         return _modules[unit]
 
@@ -247,6 +319,7 @@ def forget_modules() -> None:
     """Look for modules again (after a build in this process). Choices that were made stay."""
     with lock:
         _modules.clear()
+        _outdated.clear()
         _reports.clear()
 
 
@@ -280,8 +353,13 @@ def why_frozen(kernel: Kernel) -> str:
     )
 
 
-def world_of(kernel: Kernel, grid: bool = False) -> tuple[World, dict[str, tuple[tuple[LoadedModule, BuiltRow], ...]]]:
-    """What a kernel's choice depends on here, and where each built row lies."""
+def world_of(
+    kernel: Kernel, grid: bool = False, judged: bool = True
+) -> tuple[World, dict[str, tuple[tuple[LoadedModule, BuiltRow], ...]]]:
+    """What a kernel's choice depends on here, and where each built row lies.
+
+    With ``judged`` off nothing is known of failed checks: a tuner asks every row again.
+    """
     rows: dict[str, tuple[tuple[LoadedModule, BuiltRow], ...]] = {}
     dropped: dict[str, str] = {}
     for loaded in loaded_modules(kernel, grid):
@@ -291,8 +369,25 @@ def world_of(kernel: Kernel, grid: bool = False) -> tuple[World, dict[str, tuple
             dropped.setdefault(suffix, reason)
     built = {suffix: tuple(b.needs for _, b in found) for suffix, found in rows.items()}
     left = {s: r for s, r in dropped.items() if s not in built}
-    world = World(this_cpu().arch, this_features(), built, left, frozen(kernel))
+    with lock:
+        outdated = {s: file for s, file in _outdated.get(kernel.key, {}).items() if s not in built and s not in left}
+    known = _verdicts.failures(kernel.scope.name) if judged and not frozen(kernel) else {}
+    failed = {s: tuple(known.get(b.object) for _, b in found) for s, found in rows.items()} if known else {}
+    world = World(this_cpu().arch, this_features(), built, left, frozen(kernel), outdated, failed)
     return world, rows
+
+
+def judged(kernel: Kernel, verdicts: Mapping[tuple[str, tuple[str, ...]], str | None]) -> None:
+    """Keep what checks said of built rows on this box: (suffix, features) to what failed, or None for a pass.
+
+    A row that failed is not chosen here until it is built from other code or passes.
+
+    Raises:
+        ManifestError: it cannot be written down.
+    """
+    _, rows = world_of(kernel, grid=True, judged=False)
+    keys = {(s, built.features): built.object for s, found in rows.items() for _, built in found}
+    _verdicts.save(kernel.scope.name, {keys[name]: why for name, why in verdicts.items() if keys.get(name)})
 
 
 # --- bound rows ------------------------------------------------------------------------------------------
@@ -526,14 +621,6 @@ def _announce(kernel: Kernel, binding: Binding) -> None:
         warn_once(f"tunekit: TUNEKIT_DISABLE_FEATURES names {name!r}, which is no feature{hint}; it disables nothing")
     for message in choice.warnings:
         warn_once(f"tunekit: {kernel.key} runs on {choice.suffix}: {message}")
-    for row in kernel.rows:
-        for name in sorted(kernel.requires(row).unknown()):
-            meant = suggestion(name)
-            warn_once(
-                f"tunekit: kernel {kernel.key}, row {row.suffix}: requires names the unknown feature {name!r}"
-                f"{f' (did you mean {meant!r}?)' if meant else ''}, so the row runs nowhere; "
-                f"see: python -m tunekit status --why-not {kernel.name} {row.suffix}"
-            )
     if choice.tier == "python" and choice.reason != "the policy is reference" and settings().mode == "normal":
         warn_once(
             f"tunekit: {kernel.key} runs on its Python reference, which is correct and slow: {nothing_built(kernel)}"
@@ -552,6 +639,8 @@ def nothing_built(kernel: Kernel) -> str:
         reason = "no module was built for it" if not loaded_modules(kernel) else "no built row runs on this CPU"
     if frozen(kernel):
         return f"{reason}; {why_frozen(kernel)}"
+    if _templates.lost((kernel.template, kernel.reference), Path(kernel.file).parent):
+        return f"{reason}, and nothing can be built: its templates are not on disk; install its package as files"
     words = f"--scope {kernel.scope.name}"
     if kernel.scope.name not in installed_scopes():
         words += f" --module {kernel.module}"
@@ -581,8 +670,11 @@ def untuned_row(kernel: Kernel) -> str:
 
 
 def grid_rows(kernel: Kernel) -> dict[str, BoundRow]:
-    """Every built row that can run here, by suffix: the C reference first, then rows in order of declaration."""
-    world, rows = world_of(kernel, grid=True)
+    """Every built row that can run here, by suffix: the C reference first, then rows in order of declaration.
+
+    Those that failed a check before are among them.
+    """
+    world, rows = world_of(kernel, grid=True, judged=False)
     found: dict[str, BoundRow] = {}
     if world.built.get(REFERENCE):
         found[REFERENCE] = _bound(kernel, REFERENCE, 0, "grid", rows)
@@ -595,7 +687,7 @@ def grid_rows(kernel: Kernel) -> dict[str, BoundRow]:
 
 def why_not(kernel: Kernel) -> dict[str, str]:
     """Suffix to reason for every row that cannot run here: declined, not built, or a feature that is missing."""
-    world, _ = world_of(kernel, grid=True)
+    world, _ = world_of(kernel, grid=True, judged=False)
     return {row.suffix: reason for row in kernel.rows if (reason := refusal(kernel, row.suffix, world)[1]) is not None}
 
 

@@ -77,6 +77,10 @@ class GateError(TunekitError):
     """A row failed a check that it must pass before it may be timed or chosen."""
 
 
+class FamilyError(GateError):
+    """A family's own code cannot be used to tune it: what it raised, or how it ended the process that loaded it."""
+
+
 class ChoiceError(TunekitError):
     """An attempt to change a choice that is already in use, or a pin that cannot be honoured."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunekit import _manifest, _status, dispatch
-from tunekit.console import Console, table
+from tunekit.console import Console, results, table
 from tunekit.cpu import this_box
 from tunekit.errors import MalformedManifest, ManifestError, TunekitError
 from tunekit.kernel import Kernel
@@ -111,7 +111,7 @@ def _show(options: argparse.Namespace) -> int:
                 }
             )
     if options.json:
-        _say(json.dumps(found, indent=1, sort_keys=True))
+        print(json.dumps(found, indent=1, sort_keys=True), file=results(), flush=True)
         return 0
     if not found:
         _say("no manifest counts here: TUNEKIT_MANIFEST is empty")
@@ -230,7 +230,7 @@ def _diff(options: argparse.Namespace) -> int:
                 rows.append({"kernel": f"{scope}.{name}", "here": here.get(name), "there": theirs})
     what = options.file or "the fallback"
     if options.json:
-        _say(json.dumps({"against": what, "differences": rows}, indent=1, sort_keys=True))
+        print(json.dumps({"against": what, "differences": rows}, indent=1, sort_keys=True), file=results(), flush=True)
     elif rows:
         cells = [[str(r["kernel"]), str(r["here"] or "-"), str(r["there"] or "-")] for r in rows]
         _say("\n".join(table(["kernel", "here", "there" if options.file else "untuned"], cells)))

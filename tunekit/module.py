@@ -8,8 +8,10 @@ refuses, names the field that differs. Loading runs no instruction beyond the ar
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
+import re
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunekit import _templates
 from tunekit.errors import AbiError, DamagedModule
 from tunekit.kernel import ABI, Kernel
 from tunekit.paths import module_suffix
 
-FORMAT = 1
+FORMAT = 2
 """Version of the stamp and of the registry inside a module."""
 
 PREFIX = "_tk_"
@@ -38,6 +41,8 @@ class BuiltRow:
     features: tuple[str, ...]
     needs: frozenset[str]
     addresses: tuple[int, ...]
+    object: str = ""
+    """The key of the object: text, flags, compiler. A verdict on a row is one on this."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,11 @@ class LoadedModule:
             found[row.suffix] = (*found.get(row.suffix, ()), row)
         return found
 
+    def source(self, kernel: Kernel) -> str | None:
+        """The digest of what a kernel's rows were rendered from (see :func:`source_digest`)."""
+        found = self.stamp["kernels"].get(kernel.key, {}).get("source")
+        return found if isinstance(found, str) else None
+
     def dropped(self, kernel: Kernel) -> dict[str, str]:
         """Suffix to the reason why it is not in this module although it was asked for."""
         return dict(self.stamp["kernels"].get(kernel.key, {}).get("dropped", {}))
@@ -66,6 +76,31 @@ class LoadedModule:
     def caller(self, kernel: Kernel, function: str) -> Callable[..., Any]:
         """The trampoline that calls a function of the kernel by address, floating-point environment set."""
         return getattr(self.lib, f"tk_call_{kernel.scope.name}_{function}")  # type: ignore[no-any-return]
+
+
+def source_digest(kernel: Kernel) -> str | None:
+    """A digest of what a kernel's rows are rendered from: declaration, context and templates, as they are now.
+
+    None where the templates are not on disk, or what an author's ``context`` says cannot be had. It reads files, so
+    nothing on the way to a call asks for it unless modules disagree.
+    """
+    texts = _templates.sources((kernel.template, kernel.reference), Path(kernel.file).parent)
+    if texts is None:
+        return None
+    try:
+        contexts = [kernel.context(row) for row in (None, *kernel.rows)]
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an author's own code
+        return None
+    said = json.dumps([kernel.digest(), texts, contexts], sort_keys=True, default=_named)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def _named(value: Any) -> str:
+    """A context's value as text that is the same in every process: no address of an object."""
+    name = getattr(value, "__qualname__", None)
+    return str(name) if name else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def check_stamp(stamp: Mapping[str, Any], kernels: Sequence[Kernel], where: str) -> None:
@@ -162,7 +197,7 @@ def load(path: Path, kernels: Sequence[Kernel]) -> LoadedModule:
         data = described[key, suffix, alternative]
         addresses = tuple(int(entry.functions[i]) for i in range(int(entry.count)))
         rows.setdefault(key, []).append(
-            BuiltRow(suffix, alternative, tuple(data["features"]), frozenset(data["needs"]), addresses)
+            BuiltRow(suffix, alternative, tuple(data["features"]), frozenset(data["needs"]), addresses, data["object"])
         )
     module = LoadedModule(
         name, path, str(stamp.get("kind", "")), stamp, lib, {key: tuple(found) for key, found in rows.items()}

@@ -117,6 +117,9 @@ def confirm_lines(record: KernelRecord) -> list[str]:
 def show(result: ScopeResult, console: Console, quiet: bool) -> None:
     """Print one scope's result."""
     record = result.record
+    if result.problem:
+        console.complain(f"tunekit: nothing of {record.scope} was tuned: {result.problem}")
+        return
     for name, kernel in record.kernels.items():
         if not quiet:
             console.say(console.style(f"{record.scope}.{name}", "bold") + f" on {record.brand}")
@@ -146,6 +149,7 @@ def as_json(results: Sequence[ScopeResult], status: int) -> dict[str, Any]:
             "manifest": r.manifest,
             "status": r.status,
             "notes": list(r.notes),
+            "problem": r.problem,
             "changes": {name: change(name, kernel) for name, kernel in r.record.kernels.items()},
             "record": r.record.to_json(),
         }
@@ -237,11 +241,12 @@ def run(
     clock: Callable[[], float] = time.perf_counter,
 ) -> int:
     """Run with parsed arguments; the exit status. The rest is for tests: see :func:`tunekit.tuner.tune`."""
-    talk = console or Console(quiet=arguments.quiet or arguments.json, progress=arguments.progress)
-    return _guarded(lambda: _run(arguments, talk, house, clock))
+    return _guarded(lambda: _run(arguments, console, house, clock))
 
 
-def _run(arguments: argparse.Namespace, talk: Console, house: House | None, clock: Callable[[], float]) -> int:
+def _run(
+    arguments: argparse.Namespace, console: Console | None, house: House | None, clock: Callable[[], float]
+) -> int:
     options = Options(
         tuple(arguments.kernel),
         arguments.time_limit,
@@ -253,7 +258,9 @@ def _run(arguments: argparse.Namespace, talk: Console, house: House | None, cloc
         model=arguments.model,
         confirm=arguments.confirm,
     )
-    return _obey(arguments, options, talk, house, clock)
+    with _console.apart(arguments.json):
+        talk = console or Console(quiet=arguments.quiet or arguments.json, progress=arguments.progress)
+        return _obey(arguments, options, talk, house, clock)
 
 
 def _guarded(work: Callable[[], int]) -> int:
@@ -358,8 +365,7 @@ def _main(argv: Sequence[str] | None) -> int:
     )
     add_arguments(parser)
     arguments = parser.parse_args(argv)
-    talk = Console(quiet=arguments.quiet or arguments.json, progress=arguments.progress)
-    return _run(arguments, talk, None, time.perf_counter)
+    return _run(arguments, None, None, time.perf_counter)
 
 
 if __name__ == "__main__":

@@ -67,16 +67,36 @@ C_TYPES: dict[str, CType] = {t.name: t for t in (
 )}
 # fmt: on
 
-# Words that C or C++ keeps for itself and Python does not.
-C_WORDS = frozenset(
-    (
-        "auto bool case catch char class const default delete do double enum extern float goto inline int long "
-        "namespace new operator private public register restrict short signed sizeof static struct switch template "
-        "this throw typedef union unsigned virtual void volatile"
-    ).split()
+# Keywords of C23 (6.4.1) and of GNU C, without those that begin with an underscore and are no names here anyway.
+_C = """
+alignas alignof asm auto bool break case char const constexpr continue default do double else enum extern false float
+for fortran goto if inline int long nullptr register restrict return short signed sizeof static static_assert struct
+switch thread_local true typedef typeof typeof_unqual union unsigned void volatile while
+_Alignas _Alignof _Atomic _BitInt _Bool _Complex _Decimal128 _Decimal32 _Decimal64 _Generic _Imaginary _Noreturn
+_Static_assert _Thread_local
+"""
+# Keywords and alternative tokens of C++23 (lex.key, lex.digraph).
+_CPP = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class co_await
+co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do
+double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable namespace
+new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires return
+short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef
+typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+"""
+# Cython's reserved words beyond Python's, and names that its declarations take for types or modifiers.
+_CYTHON = """
+include ctypedef cdef cpdef cimport DEF IF ELIF ELSE print exec by gil nogil fused readonly api bint object
+"""
+C_WORDS = frozenset(f"{_C} {_CPP} {_CYTHON}".split())
+"""Words that C, C++ or Cython keeps for itself; those of Python are :mod:`keyword`'s."""
+HEADER_WORDS = frozenset(t.c for t in C_TYPES.values()) | frozenset(
+    "NULL errno INFINITY NAN EOF linux unix size_t ssize_t ptrdiff_t intptr_t uintptr_t intmax_t uintmax_t wint_t "
+    "Py_ssize_t complex imaginary I noreturn offsetof assert stdin stdout stderr "
+    "isnan isinf isfinite isnormal signbit fpclassify isgreater isgreaterequal isless islessequal islessgreater "
+    "isunordered".split()
 )
-# Names that the headers of every row and consumer bring: types and macros.
-HEADER_WORDS = frozenset({t.c for t in C_TYPES.values()} | {"NULL", "errno", "INFINITY", "NAN", "EOF", "linux", "unix"})
+"""Names that the headers of every row and consumer bring: types and macros."""
 
 T = TypeVar("T")
 
@@ -257,7 +277,9 @@ def signature_of(function: Callable[..., Any], where: str) -> Signature:
     """
     try:
         annotations = inspect.get_annotations(function, eval_str=True)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise DeclarationError(
             f"{where}: its annotations cannot be evaluated ({error}); import every name in them"
         ) from error
@@ -270,7 +292,7 @@ def signature_of(function: Callable[..., Any], where: str) -> Signature:
         if not name.isascii() or name in C_WORDS | HEADER_WORDS or name.startswith("tk_"):
             raise DeclarationError(
                 f"{where}: parameter {name!r} cannot be a C parameter "
-                f"(a C or C++ keyword, a name of C's headers, not ASCII, or tk_...); rename it"
+                f"(a keyword of C, C++ or Cython, a name of C's headers, not ASCII, or tk_...); rename it"
             )
         if name not in annotations:
             raise DeclarationError(
@@ -300,6 +322,8 @@ def signature_of(function: Callable[..., Any], where: str) -> Signature:
 
 
 def _scalar(where: str, p: Parameter, value: Any) -> int | float:
+    if type(value) is float and not p.ctype.is_integer:  # nearly always
+        return value
     if p.ctype.is_integer:
         try:
             number = operator.index(value)
@@ -310,6 +334,9 @@ def _scalar(where: str, p: Parameter, value: Any) -> int | float:
         if p.ctype.low is None or p.ctype.high is None or not p.ctype.low <= number <= p.ctype.high:
             raise ValueError(f"{where}: {p.name}={number} does not fit {p.ctype}")
         return number
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    if isinstance(value, (str, bytes, bytearray, memoryview)) or kind in "SUOV":  # float() would read their text
+        raise TypeError(f"{where}: {p.name} must be a number ({p.ctype}), not {type(value).__name__}")
     try:
         return float(value)
     except OverflowError:

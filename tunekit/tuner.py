@@ -18,10 +18,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from tunekit import _templates
 from tunekit.console import Console, Step
-from tunekit.errors import ManifestError, PolicyError, TemplateError, ToolchainError, TunekitError
+from tunekit.errors import (
+    FamilyError,
+    ManifestError,
+    PolicyError,
+    TemplateError,
+    ToolchainError,
+    TunekitError,
+)
 from tunekit.kernel import Kernel
 from tunekit.measure import gate, race, stats
 from tunekit.measure.competition import Competition, Entrants
@@ -81,6 +90,12 @@ class House:
         from tunekit import dispatch
 
         return dispatch.installed_scopes()
+
+    def problems(self) -> Sequence[tuple[str, str]]:
+        """Installed families that cannot be used: scope and reason. Asked after :meth:`all_kernels`."""
+        from tunekit import dispatch
+
+        return [(problem.scope, problem.text) for problem in dispatch.problems()]
 
     def all_kernels(self) -> Mapping[str, Sequence[Kernel]]:
         """The kernels of every installed scope that can be imported."""
@@ -178,7 +193,9 @@ class House:
         runner = tools.Runner()
         try:
             report = tools.build_cached(kernels, "grid", runner=runner, progress=progress)
-        except TemplateError:
+        except TemplateError as error:
+            if any(_templates.lost((k.template, k.reference), Path(k.file).parent) for k in kernels):
+                return Built(problem=str(error))
             raise
         except TunekitError as error:
             # No compiler, or a cache that cannot be written: what the install built can still be raced.
@@ -212,6 +229,12 @@ class House:
     def fixtures(self, kernel: Kernel) -> Fixtures:
         """The family's gates and regimes. Raises NoFixtures where it declares none."""
         return fixtures_of(kernel)
+
+    def judged(self, kernel: Kernel, verdicts: Mapping[tuple[str, tuple[str, ...]], str | None]) -> None:
+        """Keep which rows failed their checks: such a row is not chosen here. Raises ManifestError."""
+        from tunekit import dispatch
+
+        dispatch.judged(kernel, verdicts)
 
     def job(self, kernel: Kernel) -> gate.Job:
         """How a child process finds the kernel's rows and fixtures."""
@@ -344,12 +367,14 @@ class ScopeResult:
         manifest: the file that was written, or None.
         status: exit status of this scope: 0, 1 or 3.
         notes: problems that belong to no single kernel.
+        problem: why nothing of the scope was tuned: its code cannot be imported, or ended the run of its kernels.
     """
 
     record: RunRecord
     manifest: str | None
     status: int
     notes: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class _BuildTimeUp(Exception):
@@ -397,13 +422,16 @@ def undisturbed() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def select(scopes: Sequence[str], options: Options, house: House) -> dict[str, list[Kernel]]:
+def select(
+    scopes: Sequence[str], options: Options, house: House, broken: list[tuple[str, str]] | None = None
+) -> dict[str, list[Kernel]]:
     """The kernels to tune, by scope.
 
     Args:
         scopes: names of installed scopes; empty for all.
         options: ``kernels`` narrows the choice.
         house: the other rooms.
+        broken: gets scope and reason of families that cannot be used, where no kernel was asked for by name.
 
     Raises:
         TunekitError: no such scope or kernel; the message lists those there are.
@@ -412,7 +440,18 @@ def select(scopes: Sequence[str], options: Options, house: House) -> dict[str, l
     for scope in scopes:
         if scope not in installed:
             raise TunekitError(f"no scope {scope!r} is installed; installed: {', '.join(sorted(installed)) or 'none'}")
-    named = {scope: house.kernels(scope) for scope in scopes} or house.all_kernels()
+    unusable: list[tuple[str, str]] = []
+    named: dict[str, Sequence[Kernel]] = {}
+    for scope in scopes:
+        try:
+            named[scope] = house.kernels(scope)
+        except TunekitError as error:
+            unusable.append((scope, str(error)))
+    if not scopes:
+        named = dict(house.all_kernels())
+        unusable += house.problems()
+    if broken is not None and (scopes or not options.kernels):
+        broken += unusable
     found = {scope: list(kernels) for scope, kernels in named.items()}
     if not options.kernels:
         return {scope: kernels for scope, kernels in found.items() if kernels}
@@ -456,7 +495,8 @@ def tune(
     if reason is not None:
         raise PolicyError(reason)
     deadline = Deadline(options.time_limit, clock)
-    chosen = select(scopes, options, rooms)
+    broken: list[tuple[str, str]] = []
+    chosen = select(scopes, options, rooms, broken)
     for scope in list(chosen):
         reasons = [reason for kernel in chosen[scope] if (reason := rooms.frozen(kernel))]
         chosen[scope] = [kernel for kernel in chosen[scope] if not rooms.frozen(kernel)]
@@ -475,9 +515,24 @@ def tune(
             run = _Run(scope, kernels, options, console, rooms, clock, share)
             if not alone:
                 run.notes.append("another retune was at work on this box until the time limit: nothing was measured")
-            results.append(run.run())
+            try:
+                results.append(run.run())
+            except (FamilyError, TemplateError) as error:
+                broken.append((scope, str(error)))
+            except (KeyboardInterrupt, Exception):
+                raise
+            except BaseException as error:  # an author's code that exits would end the others' run
+                broken.append((scope, f"its code ended the run with {type(error).__name__}: {error}"))
+    results += [_unusable(scope, problem, options, rooms) for scope, problem in broken]
     console.clear()
     return results
+
+
+def _unusable(scope: str, problem: str, options: Options, house: House) -> ScopeResult:
+    """The result of a scope of which nothing was tuned."""
+    box, brand = house.box()
+    record = RunRecord(scope, box, brand, options.seed, _now(), _now(), options.time_limit, {}, {}, {})
+    return ScopeResult(record, None, FAILED, problem=problem)
 
 
 def entrants(kernel: Kernel, house: House, fresh: bool) -> Entrants | KernelRecord:
@@ -604,17 +659,28 @@ class _Run:
             text = f"not raced: the kernel declares no fixtures={own}"
             _not_raced(found, text)
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), False
-        except (TunekitError, ValueError, ImportError, AttributeError) as error:
-            text = f"its fixtures cannot be used: {error}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an author's own code, which may even exit
+            what = str(error) if isinstance(error, (TunekitError, ValueError)) else f"{type(error).__name__}: {error}"
+            text = f"its fixtures cannot be used: {what}"
             _not_raced(found, "not raced: its fixtures cannot be used")
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
         compiler = self.compilers.get(kernel.module, "")
         journal = self.house.journal(kernel, compiler, self.options)
         with self.stages.timed("gate"):
-            reason = self.check(found, journal, deadline)
+            try:
+                reason = self.check(found, journal, deadline)
+            except FamilyError as error:
+                text = f"its rows cannot be checked: {error}"
+                _not_raced(found, f"not raced: {text}")
+                return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
+        if not self.options.dry_run:
+            self.remember(found)
         if reason is not None:
             _not_raced(found, f"not raced: {reason}")
-            bad = any(found.rows[s].verdict == "rejected" for s in (REFERENCE, found.fallback) if s in found.rows)
+            base = (REFERENCE, found.fallback, *found.unsound)
+            bad = any(found.rows[s].verdict == "rejected" for s in base if s in found.rows)
             return (
                 KernelRecord(None, found.previous, found.fallback, reason, False, rows=found.rows, notes=found.notes),
                 bad,
@@ -623,7 +689,7 @@ class _Run:
             return self.confirm_only(found, journal, fixtures, deadline), False
         record = self.compete(found, journal, fixtures, deadline)
         bad = record.winner is None
-        return (record if bad else self.keep(found, record)), bad
+        return (record if bad else self.keep(found, record)), bad or bool(found.unsound)
 
     def keep(self, found: Entrants, record: KernelRecord) -> KernelRecord:
         """The record, with the recorded winner in its place where this run could not measure it.
@@ -660,6 +726,18 @@ class _Run:
             notes=[*record.notes, note],
         )
 
+    def remember(self, found: Entrants) -> None:
+        """Keep what the checks said, so that a row which failed is not chosen, with a manifest or without one."""
+        verdicts = {
+            (suffix, tuple(found.bound[suffix].alternative)): row.reason if row.verdict == "rejected" else None
+            for suffix, row in found.rows.items()
+            if suffix in found.bound and (row.verdict == "rejected" or suffix in found.alive)
+        }
+        try:
+            self.house.judged(found.kernel, verdicts)
+        except TunekitError as error:
+            found.notes.append(f"which rows failed was not kept, so an untuned process may still run them: {error}")
+
     def check(self, found: Entrants, journal: Journal, deadline: Deadline) -> str | None:
         """Run the gates; None, or why the kernel cannot go on."""
         # First what the rest is compared with, then the incumbent, then the fallback chain, then the others.
@@ -694,13 +772,25 @@ class _Run:
         verdicts = ask(base, deadline)
         for suffix, verdict in verdicts.items():
             found.rows[suffix] = _row_of(verdict)
-        for suffix in base:
+        chain = [s for s in dict.fromkeys([*found.kernel.fallback, REFERENCE]) if s in found.bound]
+        while verdicts[found.fallback].state == gate.REJECTED and found.fallback != REFERENCE:
+            # A wrong row is no measure of the others, which may be right: the next of the chain is.
+            after = next((s for s in chain if s not in verdicts or verdicts[s].state != gate.REJECTED), None)
+            if after is None:
+                break
+            found.unsound.append(found.fallback)
+            found.notes.append(f"{found.fallback} failed a check and is no fallback: {verdicts[found.fallback].reason}")
+            found.fallback = after
+            if after not in verdicts:
+                verdicts.update(ask([after], deadline))
+                found.rows[after] = _row_of(verdicts[after])
+        for suffix in dict.fromkeys((*(s for s in base if s not in found.unsound), found.fallback)):
             if verdicts[suffix].state != gate.PASSED:
                 what = "the reference" if suffix == REFERENCE else f"the fallback {suffix}"
                 failed = "failed a check" if verdicts[suffix].state == gate.REJECTED else "was not checked"
                 return f"{what} {failed}: {verdicts[suffix].reason}"
         # Half of what is left is for the race: rows that were checked and never timed help nobody.
-        rest = ask([s for s in order if s not in base], deadline.share(0.5))
+        rest = ask([s for s in order if s not in verdicts], deadline.share(0.5))
         for suffix, verdict in rest.items():
             found.rows[suffix] = _row_of(verdict)
         verdicts.update(rest)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tunekit import dispatch, paths
+from tunekit._proofs import NATIVE
 from tunekit.console import table
 from tunekit.cpu import this_cpu, this_features
 from tunekit.cpu.features import implied
@@ -139,42 +140,13 @@ class Emission:
         return found
 
 
-# A pattern that must not stand in an object that was compiled without any of these features. `having` is matched
-# against the whole text. Encodings count: {vex} vpdpbusd is AVX-VNNI, the other one AVX512-VNNI.
-_FOREIGN: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
-    "x86_64": (
-        ("*", r"%zmm", ("avx512f",)),
-        ("*", r"%k[0-7]|\{1to\d+\}", ("avx512f",)),
-        # Scalars and moves reach registers 16 to 31 with AVX512F alone, and so does what has a 512-bit operand.
-        ("*", r"^(?!.*%zmm)(?!\S*s[sd] |vmov[dq] ).*%[xy]mm(1[6-9]|2\d|3[01])", ("avx512vl",)),
-        ("v*", r"%ymm", ("avx",)),
-        ("v*", r"%xmm", ("avx",)),
-        ("vfmadd* vfmsub* vfnmadd* vfnmsub*", "", ("fma", "avx512f")),
-        ("vpdpbusd*  vpdpwssd*", r"\{vex\}", ("avxvnni",)),
-        ("vpdpbusd* vpdpwssd*", r"^(?!\{vex\})", ("avx512vnni",)),
-        ("vpdpbss* vpdpbsu* vpdpbuu*", "", ("avxvnniint8",)),
-        ("tdp* tile* ldtilecfg sttilecfg", "", ("amx-tile",)),
-        ("vcvtph2ps vcvtps2ph", "", ("f16c", "avx512f")),
-        ("mulx rorx sarx shlx shrx bzhi pdep pext", "", ("bmi2",)),
-        ("andn bextr blsi blsmsk blsr", "", ("bmi1",)),
-        ("pshufb pabs* psign* pmaddubsw phadd* palignr", "", ("ssse3", "avx")),
-        ("pmovsx* pmovzx* pmulld pinsrb pinsrd pextrb pextrd round* pmaxsd pminsd", "", ("sse4.1", "avx")),
-    ),
-    "aarch64": (
-        ("sdot udot", "", ("dotprod",)),
-        ("smmla ummla usmmla usdot sudot", "", ("i8mm",)),
-        ("*", r"(^|[ {,])z\d+\.", ("sve",)),
-        ("fmlal* fmlsl*", "", ("fhm",)),
-    ),
-}  # fmt: skip
-
-
 def foreign(arch: str, features: frozenset[str]) -> list[Count]:
     """The gates of any object: nothing that the CPU need not have by what the object was compiled for."""
+    from tunekit.build_tools.foreign import rules
+
     return [
         Count.exactly("*", names, 0, having, f"{'/'.join(needs)} instructions")
-        for names, having, needs in _FOREIGN.get(arch, ())
-        if not features.intersection(needs)
+        for names, having, needs in rules(arch, features)
     ]
 
 
@@ -323,7 +295,6 @@ def short_label(label: str) -> str:
 
 # --- execution -------------------------------------------------------------------------------------------
 
-NATIVE = "this CPU"
 TRAPPED = "trap and emulate"
 MACHINE = "Bochs"
 TRAPPED_AND_MACHINE = "trap and emulate, Bochs"  # matrix tiles, and the companions that are no tiles

@@ -57,7 +57,7 @@ def toy_sum(y: Annotated[tk.Out[tk.f32], "n"], x: Annotated[tk.In[tk.f32], "n"],
     rows=[
         tk.perm(k=1),
         tk.perm(k=2),
-        tk.perm(k=3, requires="no-such-feature"),
+        tk.perm(k=3, requires="amx-tf32,sme2p1"),
         tk.perm(k=4, requires="sse2|neon"),
         tk.perm(k=9),
     ],

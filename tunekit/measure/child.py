@@ -44,7 +44,7 @@ def run_gates(
         row: the row.
         cases, regimes: the family's.
         begin: told the name of each check before it runs.
-        caught: which exceptions are the row's fault; a child catches everything.
+        caught: BaseException where Ctrl-C is the row's fault, too: in a child, which nobody sends one.
 
     Returns:
         None when the row passed, else the reason of its rejection.
@@ -53,7 +53,9 @@ def run_gates(
         begin(case.name)
         try:
             reason: Any = case.run(row)
-        except caught as error:
+        except BaseException as error:
+            if not isinstance(error, caught) and isinstance(error, KeyboardInterrupt):
+                raise
             return f"{case.name}: {_describe(error)}"
         if reason is not None:
             if not isinstance(reason, str):
@@ -64,7 +66,9 @@ def run_gates(
         begin(name)
         try:
             regime.prepare(row)()
-        except caught as error:
+        except BaseException as error:
+            if not isinstance(error, caught) and isinstance(error, KeyboardInterrupt):
+                raise
             return f"{name}: {_describe(error)}"
     return None
 

@@ -32,6 +32,7 @@ class Entrants:
         alive: rows that passed the gates, in order of declaration.
         notes: for the reader.
         complete: whether every row was checked and raced to the end.
+        unsound: rows of the fallback chain that failed theirs, and so are no fallback.
         seats: what the manifest names for seats, when it counts.
         reused: what the journal spared, in words.
     """
@@ -45,6 +46,7 @@ class Entrants:
     alive: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     complete: bool = True
+    unsound: list[str] = field(default_factory=list)
     seats: dict[str, str] = field(default_factory=dict)
     reused: list[str] = field(default_factory=list)
 
@@ -272,7 +274,9 @@ class Competition:
                 entries[suffix] = regime.prepare(found.bound[suffix])
                 if suffix == base:
                     twin = regime.prepare(found.bound[suffix])
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # an author's own code, which may even exit
                 failed[suffix] = f"raised {type(error).__name__} while it was prepared: {error}"
         if base not in entries or twin is None:
             # Before the limit only a fallback that cannot be prepared comes here, and then it is in ``failed``.

@@ -41,7 +41,9 @@ def fixtures_of(kernel: Kernel) -> Fixtures:
             found = getattr(found, name)
         if (callable(found) and not hasattr(found, "gates")) or isinstance(found, type):
             found = found()
-    except Exception as error:  # an author's own code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an author's own code, which may even exit
         raise GateError(f"{where} raised {type(error).__name__}: {error}") from error
     if isinstance(found, Fixtures):
         return found

@@ -53,6 +53,15 @@ class GateCase:
     name: str
     run: Run
 
+    def __post_init__(self) -> None:
+        _check_title("gate", self.name)
+
+
+def _check_title(what: str, name: object) -> None:
+    """A name stands in a line of a table, in a record and on a terminal."""
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise ValueError(f"{what} {name!r}: its name must be text on one line, without control characters")
+
 
 def _no_prepare(row: Any) -> Callable[[], None]:
     raise TypeError("a Regime needs prepare=")
@@ -86,6 +95,7 @@ class Regime:
     seat: str = ""
 
     def __post_init__(self) -> None:
+        _check_title("regime", self.name)
         if self.traffic < 0:
             raise ValueError(f"regime {self.name}: traffic must not be negative, not {self.traffic!r}")
         if not self.work > 0:
@@ -261,10 +271,11 @@ class Sample:
     decides: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        _check_title("sample", self.name)
         if not isinstance(self.arguments, tuple):
             raise TypeError(f"sample {self.name}: arguments must be a tuple, not {type(self.arguments).__name__}")
-        if self.work < 0 or self.rtol < 0 or self.atol < 0:
-            raise ValueError(f"sample {self.name}: work, rtol and atol must not be negative")
+        if not (0 <= self.work < float("inf") and self.rtol >= 0 and self.atol >= 0):
+            raise ValueError(f"sample {self.name}: work, rtol and atol must not be negative, and work is a number")
 
 
 @runtime_checkable

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from tunekit.errors import GateError
+from tunekit.errors import FamilyError, GateError
 from tunekit.measure.child import load, run_gates
 from tunekit.measure.race import Deadline
 
@@ -235,7 +235,8 @@ class Child(Process):
     """One child process that answers for rows of one job.
 
     Raises:
-        GateError: no child can be started on this system, or it cannot load the family.
+        GateError: no child can be started on this system.
+        FamilyError: it cannot load the family.
     """
 
     def __init__(self, job: Job, limits: Limits) -> None:
@@ -247,13 +248,13 @@ class Child(Process):
             first = self.receive(limits.start, Deadline(None))
         except ChildDied as error:
             self.kill()
-            raise GateError(f"the child process that checks rows did not start: {error}") from error
+            raise FamilyError(f"the child process that checks rows did not start: {error}") from error
         except BaseException:
             self.kill()
             raise
         if "error" in first:
             self.kill()
-            raise GateError(f"the child process that checks rows cannot load {':'.join(job.args)}: {first['error']}")
+            raise FamilyError(f"the child process that checks rows cannot load {':'.join(job.args)}: {first['error']}")
 
     def ask(self, suffix: str, deadline: Deadline, begin: Callable[[str], None]) -> str | None:
         """Run a row's gates; None or the reason of its rejection.
@@ -333,7 +334,8 @@ def gate_rows(
         heard: called with each verdict as it falls; a later call for the same row takes the earlier one back.
 
     Raises:
-        GateError: no child can be started, or it cannot load the family.
+        GateError: no child can be started.
+        FamilyError: it cannot load the family.
     """
     if getattr(sys, "frozen", False) or not sys.executable:
         raise GateError(_no_child("this Python is frozen or embedded"))
@@ -428,8 +430,13 @@ def gate_rows_here(
     """As :func:`gate_rows`, in this process: only on request, where no child can be had. A bad row ends it."""
     limit = deadline or Deadline(None)
     say: Progress = progress or (lambda suffix, case, done, of: None)
-    rows, fixtures = load(job.load, job.args)
-    cases, regimes = list(fixtures.gates()), list(fixtures.regimes())
+    try:
+        rows, fixtures = load(job.load, job.args)
+        cases, regimes = list(fixtures.gates()), list(fixtures.regimes())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an author's own code, which may even exit
+        raise FamilyError(f"{':'.join(job.args)} cannot be loaded: {type(error).__name__}: {error}") from error
     verdicts: dict[str, Verdict] = {}
     for suffix in suffixes:
         if limit.over():

@@ -169,7 +169,9 @@ class _Track:
             for _ in range(calls):
                 call()
             return clock() - start
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self.failed[name] = f"raised {type(error).__name__} while it was timed: {error}"
             del self.entries[name]
             return None
