@@ -63,7 +63,7 @@ def test_an_entry_equal_to_the_kernels_is_no_seat() -> None:
 @pytest.mark.parametrize(("entries", "words"), [
     ({"toy": "k1", "toy_k": "k4"},        "names 'k4', which reads another layout than k1"),
     ({"toy": "k4", "toy_k": "k1"},        "names 'k1', which reads another layout than k4"),
-    ({"toy": "k1", "toy_k": "k3"},        "names 'k3': its requires 'no-such-feature' do not hold here"),
+    ({"toy": "k1", "toy_k": "k3"},        "names 'k3': its requires 'amx-tf32,sme2p1' do not hold here"),
     ({"toy": "k1", "toy_k": "k9"},        "names 'k9': declined: k 9 is declined on purpose"),
     ({"toy": "k1", "toy_k": "k77"},       "names 'k77': the grid of toy has no row 'k77'"),
     ({"toy": "k1", "toy_k": "reference"}, "names 'reference', which reads another layout than k1"),
