@@ -103,7 +103,12 @@ static int64_t parts_of(int64_t n, int64_t size)
 
 enum {
     OP_BYTES = 32 * 1024 * 1024, /* prepared tokens that meet the weights in one op */
-    STEP_BYTES = 16 * 1024,      /* weights that meet all tokens of a block before the next ones */
+    /*
+     * Weights that meet all tokens of a block before the next ones: some groups, in the second cache. A tile then
+     * keeps its tokens in the first one for all of them. (Zen 3, 64 tokens: 3 % more than with one group at a time
+     * at 2048x512, 5 % at 2048x2048, 4 to 9 % at 2048x8192.)
+     */
+    STEP_BYTES = 128 * 1024,
     MX4_FEW = 4                  /* tokens up to which MXFP4 weights are looked up for each, and not expanded */
 };
 

@@ -83,7 +83,7 @@ extern tk_q8_profile tk_q8_box;
  * Outputs overlap nothing else, and each other nowhere.
  *
  * As many lanes of the team as the work is worth; the bits depend on neither their number nor the chunks.
- * A token block is outermost, then groups of rows that stay in the first cache, then tiles.
+ * A token block is outermost, then groups of rows that stay in the second cache, then tiles.
  * Runs in the floating-point environment of fpenv.h and restores the caller's.
  * Returns 0, or -1 where memory ran out (outputs are then unspecified).
  */
