@@ -54,7 +54,7 @@ class Mxfp4Matrix(Matrix):
             frozen(table[:, 1:].reshape(-1).copy()),
             frozen(table[:, 0].copy()),
         )
-        self._fits = None
+        self._fits = self._call = None
 
     @property
     def nbytes(self) -> int:
@@ -97,6 +97,7 @@ class Mxfp4Matrix(Matrix):
             # As in Matrix.planes: whichever of two threads comes last, each has planes that are right.
             nibbles, exponents = pack_nibbles(*self._separate(), layout)
             self._held = (layout, frozen(nibbles), frozen(exponents))
+            self._call = None
         return nibbles, exponents
 
     def to_mxfp4(self) -> bytes:
