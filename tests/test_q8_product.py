@@ -34,6 +34,7 @@ def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         pytest.skip(f"no {name} row is built here, or this CPU cannot run it")
     row = product.bind(bound)
     monkeypatch.setattr(product, "native", lambda: row)
+    monkeypatch.setattr(product, "_ready", (None, row))
     return name
 
 

@@ -151,9 +151,9 @@ def matmul(
     if not isinstance(m, Matrix):
         raise TypeError(f"m must be a Matrix, not {type(m).__name__}; pack(w) makes one from float32 weights")
     # The usual call is checked in C, all at once. What is unusual or wrong is none of its business: it says False, and
-    # the way below copies or explains.
+    # the way below copies or explains. A choice holds for the process, so the row is not asked for again.
     ready = m._call
-    if ready is not None and type(x) is np.ndarray and ready[0] is native():
+    if ready is not None and type(x) is np.ndarray and ready[0] is _ready[1]:
         to = np.empty((*x.shape[:-1], m._n), np.float32) if out is None else out
         if type(to) is np.ndarray and ready[1](ready[2], x, to):
             return to
