@@ -73,7 +73,7 @@ measured limit of two multiplies a cycle was 96 to 103 GMAC/s. Kernel: one group
 | GEMV, 16 rows, two groups a step | L1 49.2 against 49.3; 1 MB 41 against 40; 4 MB 26 and 26 | not taken |
 | GEMV, 32 rows a group | L1 57 against 50; from L3 no gain | a row, for `retune` to judge |
 | GEMV prefetch 1, 2, 4, 8 KiB ahead | 8192x2048 and 2048x8192, streamed: within the noise | stays at 8 KiB |
-| 128 KiB of weights at a time instead of 16 | whole products of 64 tokens: 2048x512 65.3 to 67.8, 2048x2048 60.9 to 62.9, 2048x8192 48.1 to 50.9 (noisy) | taken |"""
+| 128 KiB of weights at a time instead of 16 | whole products of 64 tokens: 2048x512 65.3 to 67.8, 2048x2048 60.9 to 62.9, 2048x8192 48.1 to 50.9 (noisy) | taken |"""  # noqa: E501
 
 CONTRACTS = {
     "maddubs": "`|w|` times `sign(w)*x`: any w; activations in [-127, 127]. A pair sums to at most 32512: no "
