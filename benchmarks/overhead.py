@@ -67,6 +67,14 @@ def calls() -> dict[str, dict[str, float]]:
     found["matmul(x, m)"] = lambda: q8.matmul(x, m)
     found["matmul(x, m, out=out)"] = lambda: q8.matmul(x, m, out=out)
     found["matmul(vector, m)"] = lambda: q8.matmul(vector, m)
+    # What Python adds to a token of 2048: the whole call, and the C function that it ends in.
+    token, few = rng.standard_normal((1, 2048), dtype=np.float32), np.empty((1, 16), np.float32)
+    wide = q8.pack(rng.standard_normal((16, 2048), dtype=np.float32))
+    q8.matmul(token, wide)
+    found["matmul(token, 16 rows, out=)"] = lambda: q8.matmul(token, wide, out=few)
+    if wide._call is not None:
+        _, product, prepared = wide._call
+        found["  its C function alone"] = lambda: product(prepared, token, few)
     return interleaved(found, 2000)
 
 

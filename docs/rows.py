@@ -53,6 +53,28 @@ EXECUTED = (
     ({"dotprod"}, "natively on AArch64, elsewhere under qemu-aarch64 (`-cpu max`), inside a whole CPython"),
 )
 
+MEASURED = """
+## Measured, and what came of it
+
+One core of a Zen 3 guest with AVX2 and no VNNI, gcc 12 unless said, best of many, interleaved, in one run each; the
+measured limit of two multiplies a cycle was 96 to 103 GMAC/s. Kernel: one group, K 512, in L1.
+
+| idea | figures, GMAC/s | outcome |
+|---|---|---|
+| int16 leg, 16 rows: two products before their two additions | by 5 tokens 67.1 to 69.8 (clang 19: 66.5 to 69.1), by 4 64.1 to 68.3 (64.3 to 67.5), by 6 67.8 to 69.7 | in every row of maddubs and madd16 |
+| the same with three products | by 5 tokens 71.6 against 70.8 with two | within the noise; two are one token's |
+| the same, carried over k-groups | by 4 tokens 65, by 5 66.5: no gain over none | not taken |
+| int16 leg, 8 rows by 8 tokens, two products first | 64.5 to 63.2 | loses 2 %; these rows lose anyway |
+| sign trick, 16 rows, two products first | by 4 tokens 62.1 to 62.3 | no gain: vpsignb has the port |
+| xor leg, 16 rows, mask computed (timing only) | by 4, 5, 6 tokens 69.9, 71.3, 71.1; int16 by 5: 71.2 | not written: no gain for a plane of corrections |
+| xor leg, mask loaded, 2 bytes a weight (timing only) | 76.0, 75.6, 74.4 | 6 % ahead in L1, for twice the memory: not written |
+| no sign work at all (timing only, not exact) | 87 to 88 | the bound of that leg |
+| fold left to contraction, fold not pinned | 68.5, 68.7 against 68.7 | no gain |
+| GEMV, 16 rows, two groups a step | L1 49.2 against 49.3; 1 MB 41 against 40; 4 MB 26 and 26 | not taken |
+| GEMV, 32 rows a group | L1 57 against 50; from L3 no gain | a row, for `retune` to judge |
+| GEMV prefetch 1, 2, 4, 8 KiB ahead | 8192x2048 and 2048x8192, streamed: within the noise | stays at 8 KiB |
+| 128 KiB of weights at a time instead of 16 | whole products of 64 tokens: 2048x512 65.3 to 67.8, 2048x2048 60.9 to 62.9, 2048x8192 48.1 to 50.9 (noisy) | taken |"""  # noqa: E501
+
 CONTRACTS = {
     "maddubs": "`|w|` times `sign(w)*x`: any w; activations in [-127, 127]. A pair sums to at most 32512: no "
     "saturation.",
@@ -147,6 +169,7 @@ def page() -> str:
         "\n## The reference\n",
         "Portable C at the architecture's baseline, on the plane of one row a group: the matrix row by row. Executed "
         "natively everywhere; its objects must hold no instruction beyond the baseline.",
+        MEASURED,
     ]
     return "\n".join(parts) + "\n"
 

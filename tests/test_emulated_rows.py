@@ -193,7 +193,7 @@ def test_a_traversal_configures_once_and_takes_whole_steps(trap: emulate.Trap, i
     row, bound = item[0], bind(item)
     _counted(trap.retired())
     native, side = product.bind(bound), grid.groups(row)
-    for t, k, n in ((33, 96, 40), (40, 1024, 64), (5, 96, 48)):  # K 1024: a group is all of a step's 16 KiB
+    for t, k, n in ((33, 96, 40), (33, 8192, 40), (5, 96, 48)):  # K 8192: a group is all of a step's 128 KiB
         rng = np.random.default_rng([t, k, n])
         w = rng.integers(-128, 128, (n, k), dtype=np.int8)
         ws = fixtures.scales(rng, (n, k // BLOCK))
@@ -204,7 +204,7 @@ def test_a_traversal_configures_once_and_takes_whole_steps(trap: emulate.Trap, i
         count = -(-t // grid.tokstep(row))
         widths = [t // count + (i < t % count) for i in range(count)]
         groups, rest = divmod(n, 16)
-        near = -(-max(16384 // (16 * k), 1) // side) * side
+        near = -(-max(131072 // (16 * k), 1) // side) * side
         steps = [min(near if count > 1 else groups, groups - g) for g in range(0, groups, near if count > 1 else groups)]
         want = Counter(ldtilecfg=int(row.get("latch", 0)))
         for ng in steps + [1] * bool(rest):

@@ -34,6 +34,7 @@ def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         pytest.skip(f"no {name} row is built here, or this CPU cannot run it")
     row = product.bind(bound)
     monkeypatch.setattr(product, "native", lambda: row)
+    monkeypatch.setattr(product, "_ready", (None, row))
     return name
 
 
@@ -284,6 +285,55 @@ def test_out_must_not_overlap_x(tier: str, offset: int) -> None:
     with pytest.raises(ValueError, match="overlaps x"):
         q8.matmul(x, m, out=buffer[offset : offset + 7 * 64].reshape(7, 64))
     q8.matmul(x, m, out=buffer[7 * 64 :].reshape(7, 64))
+
+
+def test_a_second_product_is_as_careful_as_the_first(tier: str) -> None:
+    """The first leaves a prepared call behind, which must know what is none of its business."""
+    m = matrix()
+    out = np.empty((7, 37), np.float32)
+    first = q8.matmul(X, m, out=out)
+    assert (m._call is not None) == (tier != "python")
+    frozen_out = np.empty((7, 37), np.float32)
+    frozen_out.flags.writeable = False
+    masked = np.ma.masked_array(X, np.zeros(X.shape, bool))
+    both = np.zeros((7, 96 + 37), np.float32)
+    refused: list[tuple[Any, Any, type[Exception], str]] = [
+        (X[:, :64], None, ValueError, "does not fit"),
+        (X.astype(np.float64), None, TypeError, "float32"),
+        (X.view(np.int32), out, TypeError, "float32"),
+        (X.tolist(), None, TypeError, "NumPy array"),
+        (masked, out, TypeError, "mask"),
+        (X[None], None, ValueError, "dimensions"),
+        (np.zeros((), np.float32), None, ValueError, "dimensions"),
+        (X, frozen_out, ValueError, "read-only"),
+        (X, np.empty((7, 38), np.float32), ValueError, "shape"),
+        (X, np.empty((6, 37), np.float32), ValueError, "shape"),
+        (X[0], np.empty((1, 37), np.float32), ValueError, "shape"),
+        (X, np.empty((37, 7), np.float32).T, ValueError, "contiguous"),
+        (X, np.empty((7, 37)), TypeError, "float32"),
+        (X, np.empty((7, 37), np.int32), TypeError, "float32"),
+        (X, "out", TypeError, "NumPy array"),
+        (both.reshape(-1)[: 7 * 96].reshape(7, 96), both.reshape(-1)[96 : 96 + 7 * 37].reshape(7, 37), ValueError, "overlaps"),
+    ]  # fmt: skip
+    for x, to, error, words in refused:
+        with pytest.raises(error, match=words):
+            q8.matmul(x, m, out=to)
+    copied = [X.astype(">f4"), np.asfortranarray(X), np.repeat(X, 2, axis=0)[::2]]
+    for x in (X, *copied):
+        exact.same_bits(q8.matmul(x, m), first)
+        exact.same_bits(q8.matmul(x[0], m), first[0])
+    assert q8.matmul(X, m, out=out) is out
+    assert q8.matmul(X[:0], m).shape == (0, 37)
+
+
+def test_a_prepared_call_ends_with_its_planes(tier: str) -> None:
+    if tier == "python":
+        pytest.skip("nothing is prepared there")
+    m = matrix()
+    first = q8.matmul(X, m)
+    m.planes(Layout(mr=2, kgroup=8))
+    assert m._call is None, "it would keep the planes of a layout that the matrix has left"
+    exact.same_bits(q8.matmul(X, m), first)
 
 
 def test_out_writes_its_own_bytes_only(tier: str) -> None:

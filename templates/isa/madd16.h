@@ -20,16 +20,19 @@ static inline tk_w tk_load_w(const int8_t *p)
     return w;
 }
 
-static inline tk_i tk_dot_first(tk_w w, tk_i x)
+static inline tk_i tk_product(tk_w w, tk_i x)
 {
-    tk_i acc = _mm256_madd_epi16(w, x);
+    tk_i p = _mm256_madd_epi16(w, x);
+    TK_PIN(p);
+    return p;
+}
+
+static inline tk_i tk_add(tk_i acc, tk_i p)
+{
+    acc = _mm256_add_epi32(acc, p);
     TK_PIN(acc);
     return acc;
 }
 
-static inline tk_i tk_dot(tk_i acc, tk_w w, tk_i x)
-{
-    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(w, x));
-    TK_PIN(acc);
-    return acc;
-}
+#define tk_dot_first tk_product
+#define tk_dot(acc, w, x) tk_add(acc, tk_product(w, x))

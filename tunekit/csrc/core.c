@@ -23,6 +23,8 @@ static PyMethodDef methods[] = {
     {"q8_matmul_acts", FAST(tk_q8_py_matmul_acts), "q8_matmul_acts(row, y, q, s, w, ws, T, N, K)"},
     {"q8_mx4_matmul", FAST(tk_q8_py_mx4_matmul), "q8_mx4_matmul(row, y, x, nib, e, T, N, K)"},
     {"q8_mx4_matmul_acts", FAST(tk_q8_py_mx4_matmul_acts), "q8_mx4_matmul_acts(row, y, q, s, nib, e, T, N, K)"},
+    {"q8_prepared", FAST(tk_q8_py_prepared), "q8_prepared(row, first, second, N, K, mx4) -> capsule"},
+    {"q8_product", FAST(tk_q8_py_product), "q8_product(prepared, x, y) -> whether it was done"},
     {"q8_quantize", FAST(tk_q8_py_quantize), "q8_quantize(row, q, s, x, T, K)"},
     {"q8_api", FAST(tk_q8_py_api), "q8_api(row, kgroup, bias, maker, name, source) -> capsule of the table in tunekit_q8.h"},
     {"q8_regions", FAST(tk_q8_py_regions), "q8_regions(row, x | None, q | None, s | None, T, K, regions)"},

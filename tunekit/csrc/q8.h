@@ -83,7 +83,7 @@ extern tk_q8_profile tk_q8_box;
  * Outputs overlap nothing else, and each other nowhere.
  *
  * As many lanes of the team as the work is worth; the bits depend on neither their number nor the chunks.
- * A token block is outermost, then groups of rows that stay in the first cache, then tiles.
+ * A token block is outermost, then groups of rows that stay in the second cache, then tiles.
  * Runs in the floating-point environment of fpenv.h and restores the caller's.
  * Returns 0, or -1 where memory ran out (outputs are then unspecified).
  */
@@ -116,6 +116,9 @@ void tk_q8_load(void);
  *   q8_mx4_matmul(row, y, x, nib, e, T, N, K) -> None
  *   q8_mx4_matmul_acts(row, y, q, s, nib, e, T, N, K) -> None
  *   q8_quantize(row, q, s, x, T, K) -> None
+ *   q8_prepared(row, first plane, second plane, N, K, mx4: bool) -> capsule, which keeps row and planes
+ *   q8_product(prepared, x, y) -> True; or False, and nothing done, where x and y are not what a product takes as
+ *                    they are: float32 (T, K) and (T, N), or (K,) and (N,), apart, and none of T, N, K is 0
  *   q8_regions(row, x | None, q | None, s | None, T, K, regions) -> None
  *                    regions: a tuple of (y, first plane, second plane, bias | None, N, t0, t1, mx4: bool); y is
  *                    (T, N), and one buffer may be the y of several regions whose tokens are apart
@@ -126,6 +129,8 @@ PyObject *tk_q8_py_matmul(PyObject *self, PyObject *const *args, Py_ssize_t narg
 PyObject *tk_q8_py_matmul_acts(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *tk_q8_py_mx4_matmul(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *tk_q8_py_mx4_matmul_acts(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *tk_q8_py_prepared(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *tk_q8_py_product(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *tk_q8_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *tk_q8_py_regions(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 

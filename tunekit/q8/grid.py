@@ -112,6 +112,7 @@ ROWS: tuple[Row, ...] = (
     tk.perm(dot="madd16",  width=256, mr=16, kstep=4, nr=5),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=6),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=5, gkstep=2),
+    tk.perm(dot="madd16",  width=256, mr=32, kstep=1, nr=2),
     tk.perm(dot="vpdpbusd", width=256, mr=8,  kstep=2),                                                 # 16
     tk.perm(dot="vpdpbusd", width=256, mr=8,  kstep=4, nrsplit=2),                                      # 17
     tk.perm(dot="vpdpbusd", width=256, mr=16, kstep=2, nrsplit=2),                                      # 18

@@ -173,13 +173,15 @@ class Matrix:
         ValueError: another shape.
     """
 
-    __slots__ = ("__weakref__", "_fits", "_held", "_k", "_n")
+    __slots__ = ("__weakref__", "_call", "_fits", "_held", "_k", "_n")
     format: ClassVar[str] = "Q8"
     """``"Q8"``: 32 int8 and one float32 a block; ``"MXFP4"``: see :mod:`tunekit.q8.mx4`."""
     _n: int
     _k: int
     _held: tuple[Layout, NDArray[Any], NDArray[Any]]
     _fits: bool | None
+    _call: Any
+    """What the last product left for the next one (:mod:`tunekit.q8.product`), or None."""
 
     def __init__(self, codes: NDArray[np.int8], scales: NDArray[np.float32]) -> None:
         self._adopt(*_pair(codes, scales))
@@ -188,7 +190,7 @@ class Matrix:
         self._n, self._k = codes.shape
         # The reference plane is the matrix row by row, so canonical arrays are a packed plane as they are.
         self._held = (REFERENCE, frozen(codes.reshape(-1)), frozen(scales.reshape(-1)))
-        self._fits = None
+        self._fits = self._call = None
 
     @classmethod
     def _of(cls, codes: NDArray[np.int8], scales: NDArray[np.float32]) -> Matrix:
@@ -247,6 +249,7 @@ class Matrix:
             # are under way keep the planes that they hold. No lock, hence none to be found locked after a fork.
             w, ws = pack_plane(*self._canonical(), layout)
             self._held = (layout, frozen(w), frozen(ws))
+            self._call = None
         return w, ws
 
     def to_q8_0(self) -> bytes:

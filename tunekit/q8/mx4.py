@@ -7,7 +7,7 @@ whole numbers, scales 2**(e - 128), **byte 255 included**: it gives 2**127, as e
 
 A product with such a matrix has the bits of :func:`tunekit.q8.oracle.matmul` on those codes and scales. The
 weights stay four bits wide in memory, and up to four tokens meet them there, one after the other. For more, a few
-groups of rows (16 KiB of int8, or one group where that is more) are expanded into the thread's scratch, meet all the
+groups of rows (128 KiB of int8, or one group where that is more) are expanded into the thread's scratch, meet all the
 tokens of a block there, and are overwritten by the next. The other way, a Q8 plane that is made once and kept, would
 hold 36 + 17 bytes a block instead of 17 for as long as the matrix lives, so that a model of four bits took the room
 of one of thirteen. It would save 1 to 4 % of a product of 64 tokens, a tenth to a quarter of one of 16 or 8, and up
@@ -54,7 +54,7 @@ class Mxfp4Matrix(Matrix):
             frozen(table[:, 1:].reshape(-1).copy()),
             frozen(table[:, 0].copy()),
         )
-        self._fits = None
+        self._fits = self._call = None
 
     @property
     def nbytes(self) -> int:
@@ -97,6 +97,7 @@ class Mxfp4Matrix(Matrix):
             # As in Matrix.planes: whichever of two threads comes last, each has planes that are right.
             nibbles, exponents = pack_nibbles(*self._separate(), layout)
             self._held = (layout, frozen(nibbles), frozen(exponents))
+            self._call = None
         return nibbles, exponents
 
     def to_mxfp4(self) -> bytes:

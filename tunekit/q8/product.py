@@ -152,6 +152,13 @@ def matmul(
     """
     if not isinstance(m, Matrix):
         raise TypeError(f"m must be a Matrix, not {type(m).__name__}; pack(w) makes one from float32 weights")
+    # The usual call is checked in C, all at once. What is unusual or wrong is none of its business: it says False, and
+    # the way below copies or explains. A choice holds for the process, so the row is not asked for again.
+    ready = m._call
+    if ready is not None and type(x) is np.ndarray and ready[0] is _ready[1]:
+        to = np.empty((*x.shape[:-1], m._n), np.float32) if out is None else out
+        if type(to) is np.ndarray and ready[1](ready[2], x, to):
+            return to
     n, k = m.shape
     acts = x if isinstance(x, Activations) else None
     source: NDArray[np.float32] | None = None
@@ -181,16 +188,17 @@ def matmul(
             codes, scales = oracle.quantize(source.reshape(t, k))
         y[...] = oracle.matmul_codes(codes, scales, m.codes, m.scales).reshape(shape)
         return y
-    if isinstance(m, Mxfp4Matrix):
-        nibbles, exponents = m.nibble_planes(row.layout)
+    mx4 = isinstance(m, Mxfp4Matrix)
+    first, second = m.nibble_planes(row.layout) if isinstance(m, Mxfp4Matrix) else m.planes(row.layout)
+    if m._call is None or m._call[0] is not row:
+        m._call = (row, row.core.q8_product, row.core.q8_prepared(row.row, first, second, n, k, mx4))
+    if mx4:
         if acts is not None:
-            row.core.q8_mx4_matmul_acts(row.row, y, acts.codes, acts.scales, nibbles, exponents, t, n, k)
+            row.core.q8_mx4_matmul_acts(row.row, y, acts.codes, acts.scales, first, second, t, n, k)
         else:
-            row.core.q8_mx4_matmul(row.row, y, source, nibbles, exponents, t, n, k)
-        return y
-    w, ws = m.planes(row.layout)
-    if acts is not None:
-        row.core.q8_matmul_acts(row.row, y, acts.codes, acts.scales, w, ws, t, n, k)
+            row.core.q8_mx4_matmul(row.row, y, source, first, second, t, n, k)
+    elif acts is not None:
+        row.core.q8_matmul_acts(row.row, y, acts.codes, acts.scales, first, second, t, n, k)
     else:
-        row.core.q8_matmul(row.row, y, source, w, ws, t, n, k)
+        row.core.q8_matmul(row.row, y, source, first, second, t, n, k)
     return y
