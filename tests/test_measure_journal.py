@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,14 @@ def test_one_that_is_torn_or_stale_is_as_good_as_none(spoil: Callable[[str], str
     path.write_text(spoilt)
     found = Journal(path, KEY, DIGESTS)
     assert found.pages.gates == {} and found.pages.races == {} and found.known(["a", "b"]) == {}
+
+
+def test_one_that_is_no_file_is_as_good_as_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for ever
+    with open(tmp_path / "endless", "wb") as file:
+        file.truncate(1 << 40)
+    for path in (tmp_path / "pipe", tmp_path / "endless", tmp_path):
+        assert Journal(path, KEY, DIGESTS).pages.gates == {}
 
 
 def test_a_row_that_changed_takes_with_it_what_was_said_of_it(tmp_path: Path) -> None:

@@ -241,3 +241,19 @@ def test_declarations_that_would_go_wrong_later(changes: dict[str, Any], words: 
 def test_the_scope_tunekit_is_ours() -> None:
     with pytest.raises(tk.DeclarationError, match="tunekit's own; rename it"):
         tk.Scope("tunekit")
+
+
+@pytest.mark.parametrize("name", ["toyscope.tune.json", "toyscope.tune.run.json", "toyscope.proofs.json", "box_profile.json"])
+def test_a_pipe_in_place_of_a_state_file_hangs_nobody(name: str, tmp_path: Path) -> None:
+    """Opening a pipe waits for a writer: reads of state take regular files, and writes replace what lies there."""
+    variables = TOY_ENVIRONMENT | {"TUNEKIT_HOME": str(tmp_path / "home"), "TUNEKIT_CACHE": str(tmp_path / "cache")}
+    code = (
+        "import os, tunekit\nfrom tunekit import _manifest, paths\nfrom tunekit.cpu import this_box\nfrom toy import kernels\n"
+        f"folder = paths.state_folder(this_box().key); folder.mkdir(parents=True); os.mkfifo(folder / {name!r})\n"
+        "from tunekit.__main__ import main\n"
+        "main(['status', '--module', 'toy.kernels', '--scope', 'toyscope'])\n"
+        "print(kernels.toy(1, 2)); kernels.toy.manifest_set('k2'); tunekit.lanes()\n"
+        "_manifest.save(_manifest.user_path('toyscope'), {'toy': 'k1'}, {'box': this_box().to_json()})\n"
+    )
+    done = run_python(code, variables, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -210,7 +210,7 @@ def read_record(manifest: Path | None) -> dict[str, Any] | None:
     if manifest is None:
         return None
     try:
-        data = json.loads(record_path(manifest).read_bytes())
+        data = json.loads(paths.read_small(record_path(manifest)))
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
@@ -225,9 +225,11 @@ def aside(path: Path, ending: str) -> Path:
 def keep_record(path: Path, new: Mapping[str, Any]) -> None:
     """Put a record aside that the new one must not replace: of a newer tunekit, of another box, or unreadable."""
     try:
-        text = path.read_bytes()
+        text = paths.read_small(path)
+    except FileNotFoundError:
+        return
     except OSError:
-        return  # there is none
+        text = b""  # a folder, a pipe: nothing that was a record
     try:
         old = json.loads(text)
         schema = old.get("schema", RECORD_SCHEMA)
@@ -342,7 +344,7 @@ def save(path: Path, entries: Mapping[str, str | None], record: Mapping[str, Any
         if old.exists and old.problem:
             os.replace(path, aside(path, ".bad"))
         elif old.exists:
-            merged = json.loads(path.read_bytes().decode("utf-8-sig"))
+            merged = json.loads(paths.read_small(path).decode("utf-8-sig"))
         merged.update(entries)
         merged = {name: value for name, value in merged.items() if entries.get(name, "") is not None}
         if record is not None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest
+from tunekit import _manifest, paths
 from tunekit.errors import TunekitError
 
 _SECTION = "failed objects"  # no kernel can have that name
@@ -33,7 +33,7 @@ def read(scope: str) -> dict[str, Any]:
         found = path.stat()
         stamp = (found.st_mtime_ns, found.st_size)
         if path not in _read_last or _read_last[path][0] != stamp:
-            data = json.loads(path.read_bytes())
+            data = json.loads(paths.read_small(path))
             _read_last[path] = (stamp, data if isinstance(data, dict) else {})
         return dict(_read_last[path][1])
     except (OSError, ValueError, RecursionError, TunekitError):

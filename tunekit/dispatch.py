@@ -224,7 +224,7 @@ def index_path(kernel: Kernel, kind: str) -> Path:
 def read_index(path: Path) -> list[dict[str, Any]]:
     """The modules that an index names, newest first, each with the rows in it and the digests of their sources."""
     try:
-        found = json.loads(path.read_bytes())["modules"]
+        found = json.loads(paths.read_small(path))["modules"]
         return [
             e
             for e in found
@@ -332,7 +332,7 @@ def build_report(kernel: Kernel) -> Mapping[str, Any]:
     with lock:
         if path not in _reports:
             try:
-                data = json.loads(path.read_bytes())
+                data = json.loads(paths.read_small(path))
             except (OSError, ValueError, RecursionError):
                 data = {}
             _reports[path] = data if isinstance(data, dict) else {}

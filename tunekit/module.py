@@ -131,6 +131,8 @@ def check_stamp(stamp: Mapping[str, Any], kernels: Sequence[Kernel], where: str)
 
 def is_cut_short(path: Path) -> bool:
     """Whether an ELF file ends before its section headers do: mapping such a module kills the process with SIGBUS."""
+    if not path.is_file():
+        return path.exists()  # to open a pipe would wait for a writer
     with open(path, "rb") as file:
         head = file.read(64)
         if len(head) < 64 or head[:4] != b"\x7fELF" or head[4] != 2:

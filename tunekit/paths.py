@@ -26,7 +26,7 @@ def expand(name: str) -> Path:
         return Path(name)
 
 
-def read_small(path: Path, most: int) -> bytes:
+def read_small(path: Path, most: int = 64 << 20) -> bytes:
     """A file that belongs to this package, whole.
 
     Raises:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunekit import paths
 from tunekit._manifest import write_atomically
 from tunekit.errors import MalformedManifest
 from tunekit.measure.race import RaceResult
@@ -140,7 +141,7 @@ class Journal:
 
 def _read(path: Path) -> Pages | None:
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(paths.read_small(path))
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             return None
         pages: Pages = read_as(Pages, data, "journal")

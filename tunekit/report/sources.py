@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunekit import _manifest, dispatch, team
+from tunekit import _manifest, dispatch, paths, team
 from tunekit.cpu import this_box
 from tunekit.cpu.box import Box
 from tunekit.errors import ManifestError, TunekitError
@@ -41,7 +41,7 @@ def read(path: Path) -> RunRecord:
     """
     mend = "to make a new one: python -m tunekit.retune"
     try:
-        text = path.read_bytes()
+        text = paths.read_small(path)
     except FileNotFoundError:
         raise TunekitError(f"there is no run record {path}; {mend}") from None
     except OSError as error:
