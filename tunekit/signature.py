@@ -385,6 +385,65 @@ def bind_names(where: str, signature: Signature, arguments: Sequence[Any], named
     return (*arguments, *(named[name] for name in names[len(arguments) :]))
 
 
+def quick_check(signature: Signature, address: Callable[[Any], int]) -> Callable[..., tuple[Any, ...] | None]:
+    """A function of a call's positional arguments: what C gets where they plainly fit, else None.
+
+    Then :func:`check_call` decides. It is generated for the signature, one condition after the other, because a small
+    kernel is over before a loop over parameters has begun. It never accepts what :func:`check_call` refuses.
+
+    Args:
+        signature: whose arguments.
+        address: of a contiguous array's first element.
+    """
+    import numpy as np
+
+    scope: dict[str, Any] = {"ndarray": np.ndarray, "address": address}
+    known = {p.name: f"v_{p.name}" for p in signature.parameters}
+    pointers = [p for p in signature.parameters if p.is_pointer]
+    lines = []
+
+    def unless(condition: str) -> None:
+        lines.append(f"        if not ({condition}): return None")
+
+    for p in signature.parameters:
+        value = known[p.name]
+        if p.is_pointer:
+            scope[f"d_{p.name}"] = np.dtype(p.ctype.dtype)
+            unless(f"type({value}) is ndarray and {value}.dtype is d_{p.name}")
+            lines.append(f"        flags = {value}.flags")
+            unless("flags.carray" if p.writes else "flags.c_contiguous and flags.aligned")
+        elif p.ctype.is_integer:
+            unless(f"type({value}) is int and {p.ctype.low} <= {value} <= {p.ctype.high}")
+        else:
+            unless(f"type({value}) is float")
+    for p in pointers:
+        if p.sizes:
+            shape = ", ".join(_renamed(size.text, known) for size in p.sizes)
+            unless(f"{known[p.name]}.shape == ({shape},)")
+        lines.append(f"        a_{p.name} = address({known[p.name]})")
+    for p in pointers:
+        for q in pointers:
+            if p.writes and q is not p:
+                first, second = (f"a_{p.name}", known[p.name]), (f"a_{q.name}", known[q.name])
+                apart = [f"{a[0]} >= {b[0]} + {b[1]}.nbytes" for a, b in ((first, second), (second, first))]
+                unless(" or ".join(apart))
+    values = ", ".join(f"a_{p.name}" if p.is_pointer else known[p.name] for p in signature.parameters)
+    body = "\n".join([*lines, f"        return ({values}{',' if values else ''})"])
+    text = f"def quick({', '.join(known.values())}):\n    try:\n{body}\n    except ZeroDivisionError: return None\n"
+    exec(compile(text, "<a signature of tunekit>", "exec"), scope)
+    quick: Callable[..., tuple[Any, ...] | None] = scope["quick"]
+    return quick
+
+
+def _renamed(text: str, known: Mapping[str, str]) -> str:
+    """A size expression with its names replaced; :meth:`Size.check` let only arithmetic through."""
+    tree = ast.parse(text, mode="eval")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = known[node.id]
+    return f"({ast.unparse(tree)})"
+
+
 def check_call(where: str, signature: Signature, arguments: Sequence[Any]) -> list[Any]:
     """Check a call's arguments; return them with scalars converted (arrays as they are).
 
