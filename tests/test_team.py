@@ -118,3 +118,72 @@ def test_the_benchmark_of_overheads_builds_without_a_warning(tmp_path: Path) -> 
     if done.returncode and "gomp" in done.stderr:
         lacking("libgomp")
     assert done.returncode == 0, done.stderr
+
+
+ASIDE = r"""
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "team.h"
+
+static atomic_int calls;
+static cpu_set_t asked[64];
+int told_cpu(void) { return 1; } /* caller and worker alike */
+int told_mask(pid_t pid, size_t size, cpu_set_t *set)
+{
+    (void)pid;
+    memset(set, 0, size);
+    CPU_SET(0, set);
+    CPU_SET(1, set);
+    CPU_SET(3, set);
+    return 0;
+}
+int ask_mask(pid_t pid, size_t size, const cpu_set_t *set)
+{
+    (void)pid;
+    (void)size;
+    const int n = atomic_fetch_add(&calls, 1);
+    if (n < 64)
+        asked[n] = *set;
+    return 0;
+}
+static atomic_int there;
+static void meet(void *context, int32_t chunk)
+{
+    (void)context;
+    (void)chunk;
+    atomic_fetch_add(&there, 1);
+    while (atomic_load(&there) < 2)
+        sched_yield();
+}
+int main(void)
+{
+    tk_team_load();
+    const tk_stage stage = {meet, NULL, NULL, 2};
+    for (int i = 0; i < 3; i++) {
+        atomic_store(&there, 0);
+        tk_team_run(&stage, 1, 2, 1);
+        usleep(10000);
+    }
+    for (int n = 0; n < atomic_load(&calls); n++) {
+        for (int cpu = 0; cpu < 8; cpu++)
+            putchar('0' + !!CPU_ISSET(cpu, &asked[n]));
+        putchar(' ');
+    }
+    return 0;
+}
+"""
+
+
+def test_a_worker_steps_aside_from_its_callers_cpu(tmp_path: Path) -> None:
+    """It forbids itself that CPU and allows it again. The system's calls are replaced: it says that both are on CPU 1."""
+    (tmp_path / "aside.c").write_text(ASIDE)
+    told = ["-Dsched_getcpu=told_cpu", "-Dsched_getaffinity=told_mask", "-Dsched_setaffinity=ask_mask"]
+    sources = [str(tmp_path / "aside.c"), str(CSRC / "team.c"), str(CSRC / "shape.c")]
+    program = tmp_path / "aside"
+    subprocess.run(["cc", "-std=c11", "-O1", "-pthread", *told, "-I", str(CSRC), *sources, "-o", str(program)], check=True)
+    masks = subprocess.run([str(program)], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    assert masks and masks == ["10010000", "11010000"] * (len(masks) // 2), masks

@@ -385,29 +385,6 @@ def test_small_products_in_a_row_are_worth_a_wake_and_single_ones_are_not() -> N
     assert check(code).split() == ["0", "40", "True", "True"]
 
 
-@many
-def test_a_worker_leaves_its_callers_cpu() -> None:
-    """The kernel wakes a thread where it ran last: two lanes would share a CPU while another one idles."""
-    code = (
-        "import ctypes\ncpu = ctypes.CDLL(None).sched_getcpu\n"
-        "own.set_knob('wake_work', 0); good()\n"
-        "mask = os.sched_getaffinity(0)\n"
-        "task, = [int(t) for t in os.listdir('/proc/self/task') if open(f'/proc/self/task/{t}/comm').read().strip() == 'tunekit']\n"
-        "where = lambda: int(open(f'/proc/self/task/{task}/stat').read().rpartition(')')[2].split()[36])\n"
-        "met = left = 0\n"
-        "for _ in range(60):\n"
-        "    here = cpu(); os.sched_setaffinity(task, {here}); good(); good(); before = where()\n"
-        "    time.sleep(0.01); os.sched_setaffinity(task, mask)\n"
-        "    started = cpu(); [q8.matmul(x, m) for _ in range(30)]\n"
-        "    if before == here == started == cpu(): met += 1; left += where() != here\n"
-        "end = time.monotonic() + 10  # it may be between its two steps\n"
-        "while os.sched_getaffinity(task) != mask and time.monotonic() < end: time.sleep(0.01)\n"
-        "print(met, left, os.sched_getaffinity(task) == mask)\n"
-    )
-    met, left, same = check(code).split()
-    assert same == "True" and int(met) >= 10 and int(left) > 0.8 * int(met), (met, left)
-
-
 # --- forks, signals and threads around what is decided once -----------------------------------------------
 
 
