@@ -371,7 +371,8 @@ def test_two_packages_of_one_scope(skeleton: Path, author: Place, index: dict[st
     words = ("install", "-q", "--no-compile", "--no-deps", "--no-build-isolation", "--target", site)
     author.pip(*words, copy_clean(skeleton, tmp_path / "first"), other, variables={**index, "TUNEKIT_BUILD": "none"})
     own = {"PYTHONPATH": str(site)}
-    done = run([author.python, "-m", "tunekit", "list"], own)
+    done = run([author.python, "-m", "tunekit", "list"], own, check=False)
+    assert done.returncode == 1 and re.search(r"^mylib +cannot be used", done.stdout, re.M), done.stdout
     assert re.search(r"two installed packages declare the scope 'mylib': (mylib|other) \(\w+.kernels\) and (mylib|other) \(\w+.kernels\); they would share one manifest", done.stderr)
     both = run([author.python, "-c", "import mylib, other"], own, check=False)
     assert re.search(r"DeclarationError: scope 'mylib' is declared twice in this process: at \S+mylib/kernels.py:\d+ and at \S+other/kernels.py:\d+; rename one", both.stderr)

@@ -119,7 +119,8 @@ def test_a_seat_without_a_layout_is_a_declaration_error() -> None:
 # --- in force -------------------------------------------------------------------------------------------
 
 
-def test_the_companion_runs_its_own_row_and_every_caller_sees_it(toy: Any, environ: Callable[..., None]) -> None:
+def test_the_companion_runs_its_own_row_and_every_caller_sees_it(toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linking, "_tables", {})  # a process has one table; another test may have made it
     toy.toy.manifest_set("k1", {"toy_k": "k2"})
     assert (toy.toy(2, 3), toy.toy_k()) == (6, 2)
     bound = toy.toy.bound()
