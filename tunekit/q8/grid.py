@@ -175,9 +175,10 @@ ROWS: tuple[Row, ...] = (
 
 # One line per tier of instruction sets, best first; behind ours the seeds' row of the tier, for a compiler that drops
 # the first. On AVX2 (Zen 3, gcc 12) the int16 leg is a tenth ahead of the sign trick in batches; its GEMV in three
-# streams is a tenth ahead of one stream in L2 and four tenths from DRAM. On AVX512-VNNI (Zen 4, gcc 12; 2048x512, 64 tokens | 1, GMAC/s) 32 rows by 4 tokens reach
-# 176 | 75, the seeds' 16 rows by 4 tokens 164 | 74, and at 256 bits 16 rows by 6 tokens 172 | 70 against the seeds'
-# 8 by 4 with 123 | 59: two row vectors share each splat, which Intel's two load ports need more than Zen's.
+# streams is a tenth ahead of one stream in L2 and four tenths from DRAM. On AVX512-VNNI (Zen 4, gcc 12; 2048x512, 64
+# tokens | 1, GMAC/s) 32 rows by 4 tokens reach 176 | 75, the seeds' 16 rows by 4 tokens 164 | 74, and at 256 bits 16
+# rows by 6 tokens 172 | 70 against the seeds' 8 by 4 with 123 | 59: two row vectors share each splat, which Intel's
+# two load ports need more than Zen's.
 #
 # No AMX row heads the chain: the scale of each 32 weights takes every product out of its tile to be folded, which cost
 # the seeds' AMX rows the race on every box they had. So the AMX class, which has AVX512-VNNI too, runs on the first
