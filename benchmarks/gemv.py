@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GEMVs by the memory that their weights come from, beside the best plain reading of the same memory.
 
-    python benchmarks/gemv.py                                    # the AVX2 row of the chain and its neighbours
+    python benchmarks/gemv.py                                    # the AVX2 row of the chain beside others of its kind
     python benchmarks/gemv.py --mib 1 256 --row dot=madd16,width=256,mr=16,kstep=1,nr=5,gstreams=2,gahead=1088
 
 A row need not be in the grid: it is rendered from its arguments and compiled by gcc, or by the compiler before a colon

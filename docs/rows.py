@@ -71,8 +71,8 @@ measured limit of two multiplies a cycle was 96 to 103 GMAC/s. Kernel: one group
 | no sign work at all (timing only, not exact) | 87 to 88 | the bound of that leg |
 | fold left to contraction, fold not pinned | 68.5, 68.7 against 68.7 | no gain |
 | GEMV, 32 rows a group | L1 57 against 50; from L3 no gain | a row, for `retune` to judge |
-| GEMV in three streams of groups, lines asked for 1344 bytes ahead one by one (`python benchmarks/gemv.py`; against one stream, a burst of lines 8 KiB ahead) | of 1, 4, 16, 256 MiB: 34.6 against 32.3, 47.6 against 41.3, 30.9 against 30.7, 15.4 against 11.5; of the best plain reading from DRAM 0.89 (0.93 in a quieter run) against 0.66 | first of the AVX2 chain |
-| in four streams, none asked for | 36.2, 48.8, 29.2, 16.5; 0.95 of the best reading | a row, for `retune` to judge |
+| GEMV in four streams of groups, no lines asked for (`python benchmarks/gemv.py`; against one stream, a burst of lines 8 KiB ahead) | of 1, 4, 16, 256 MiB: 36.2 against 32.3, 48.8 against 41.3, 29.2 against 30.7, 16.5 against 11.5; of the best plain reading from DRAM 0.95 against 0.66; SmolLM2-135M's matrices one after the other, with huge pages, 14.6 against 9.6 | first of the AVX2 chain |
+| in three streams, lines asked for 1344 bytes ahead, one by one | 34.6, 47.6, 30.9, 15.4; SmolLM2-135M 13.7 to 14.3 | a row, for `retune` to judge |
 | in two streams, 1344 ahead; in three, 2112 ahead, none | 35.7, 48.4, 27.1, 14.5; 34.9, 47.4, 31.7, 15.0; 36.5, 49.9, 26.8, 15.8 | not taken |
 | in one stream, 1344 ahead | 34.2, 45.2, 22.7, 13.2 | loses a quarter from L3 |
 | 128 KiB of weights at a time instead of 16 | whole products of 64 tokens: 2048x512 65.3 to 67.8, 2048x2048 60.9 to 62.9, 2048x8192 48.1 to 50.9 (noisy) | taken |"""  # noqa: E501
