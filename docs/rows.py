@@ -70,9 +70,11 @@ measured limit of two multiplies a cycle was 96 to 103 GMAC/s. Kernel: one group
 | xor leg, mask loaded, 2 bytes a weight (timing only) | 76.0, 75.6, 74.4 | 6 % ahead in L1, for twice the memory: not written |
 | no sign work at all (timing only, not exact) | 87 to 88 | the bound of that leg |
 | fold left to contraction, fold not pinned | 68.5, 68.7 against 68.7 | no gain |
-| GEMV, 16 rows, two groups a step | L1 49.2 against 49.3; 1 MB 41 against 40; 4 MB 26 and 26 | not taken |
 | GEMV, 32 rows a group | L1 57 against 50; from L3 no gain | a row, for `retune` to judge |
-| GEMV prefetch 1, 2, 4, 8 KiB ahead | 8192x2048 and 2048x8192, streamed: within the noise | stays at 8 KiB |
+| GEMV in four streams of groups, no lines asked for (`python benchmarks/gemv.py`; against one stream, a burst of lines 8 KiB ahead) | of 1, 4, 16, 256 MiB: 36.2 against 32.3, 48.8 against 41.3, 29.2 against 30.7, 16.5 against 11.5; of the best plain reading from DRAM 0.95 against 0.66; SmolLM2-135M's matrices one after the other, with huge pages, 14.6 against 9.6 | first of the AVX2 chain |
+| in three streams, lines asked for 1344 bytes ahead, one by one | 34.6, 47.6, 30.9, 15.4; SmolLM2-135M 13.7 to 14.3 | a row, for `retune` to judge |
+| in two streams, 1344 ahead; in three, 2112 ahead, none | 35.7, 48.4, 27.1, 14.5; 34.9, 47.4, 31.7, 15.0; 36.5, 49.9, 26.8, 15.8 | not taken |
+| in one stream, 1344 ahead | 34.2, 45.2, 22.7, 13.2 | loses a quarter from L3 |
 | 128 KiB of weights at a time instead of 16 | whole products of 64 tokens: 2048x512 65.3 to 67.8, 2048x2048 60.9 to 62.9, 2048x8192 48.1 to 50.9 (noisy) | taken |"""  # noqa: E501
 
 CONTRACTS = {

@@ -29,7 +29,7 @@ def test_they_implement_the_protocol() -> None:
     assert isinstance(fixtures.FIXTURES, Fixtures)
     regimes = check_regimes(fixtures.FIXTURES.regimes())
     decides = {r.name: r.decides for r in regimes}
-    assert decides == {"tile": "*", "gemv": ("gkstep",), "few": (), "tile_stream": (), "gemv_stream": ()}
+    assert decides == {"tile": "*", "gemv": ("gkstep", "gstreams", "gahead"), "few": (), "tile_stream": (), "gemv_stream": ()}
     assert [r.name for r in regimes if r.seat] == ["gemv"]
     assert regimes[0].work == 2048 * 512 * 64
     names = [gate.name for gate in fixtures.FIXTURES.gates()]

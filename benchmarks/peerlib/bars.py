@@ -100,9 +100,9 @@ def judge(cells: list[dict[str, Any]], limits: dict[str, dict[str, float]]) -> l
             ratio = {"L1": own["tile"] / own["port"]}
             found.append(_judge("tile alone", "the multipliers' limit", threads, 0.66, ratio, None))
         streamed = {
-            f"{c['shape']} T=1": c["peers"]["tunekit"]["bytes"] / c["peers"]["tunekit"]["seconds"] / 1e9 / own["read"]
+            f"{c['shape']} T=1": c["peers"]["tunekit"]["bytes"] / c["peers"]["tunekit"]["seconds"] / 1e9 / c["read"]
             for c in cells
-            if "read" in own and c["regime"] == "streamed" and c["form"] == "q8_0" and c["tokens"] == 1
+            if "read" in c and c["regime"] == "streamed" and c["form"] == "q8_0" and c["tokens"] == 1
             and c["threads"] == threads and "tunekit" in c["peers"]
         }  # fmt: skip
         if streamed:

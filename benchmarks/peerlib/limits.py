@@ -94,29 +94,35 @@ def measure(threads: int, seconds: float = 2.0) -> dict[str, float]:
     found["port"] = 200_000 * 12 * 16 / best["port"] / 1e9
     if tile is not None:
         found["tile"] = 1000 * macs / best["tile"] / 1e9
+    slices = itertools.cycle(range(8))  # an eighth at a time, short enough to be left alone on a shared box
+    size, ways = readings(threads, lambda: (next(slices), 8))
+    found["read"] = size / 8 / min(best_of(ways, seconds).values()) / 1e9
+    return found
+
+
+def readings(threads: int, part: Callable[[], tuple[int, int]]) -> tuple[int, dict[str, Callable[[], object]]]:
+    """Bytes beyond every cache, and ways of reading part i of n of them by so many threads ({} if there are none)."""
+    library = loops()
+    if not hasattr(library, "loop_read"):
+        return 0, {}
     size = max(4 * last_cache(), 128 << 20)
     room = np.ones(size + (1 << 16), np.uint8)  # prefetches go beyond the end
 
-    parts = itertools.cycle(range(8))  # an eighth at a time, short enough to be left alone on a shared box
-
     def reading(streams: int, ahead: int) -> Callable[[], object]:
-        share = size // 8 // threads
-
-        def one(i: int, part: int) -> None:
-            at = ctypes.c_void_p(room.ctypes.data + (part * threads + i) * share)
+        def one(i: int, index: int, count: int) -> None:
+            share = size // count // threads
+            at = ctypes.c_void_p(room.ctypes.data + (index * threads + i) * share)
             library.loop_read(at, ctypes.c_size_t(share), streams, ctypes.c_size_t(ahead))
 
         def run() -> None:
-            part = next(parts)
-            others = [threading.Thread(target=one, args=(i, part)) for i in range(1, threads)]
+            index, count = part()
+            others = [threading.Thread(target=one, args=(i, index, count)) for i in range(1, threads)]
             for thread in others:
                 thread.start()
-            one(0, part)
+            one(0, index, count)
             for thread in others:
                 thread.join()
 
         return run
 
-    streams = {f"{s} {a}": reading(s, a) for s in (1, 2, 4) for a in (0, 1024, 2048, 4096)}
-    found["read"] = size / 8 / min(best_of(streams, seconds).values()) / 1e9
-    return found
+    return size, {f"{s} {a}": reading(s, a) for s in (1, 2, 4) for a in (0, 1024, 2048, 4096)}

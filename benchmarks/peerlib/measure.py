@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import limits
 from .peers import MissingPeer, Model, Peer, Tunekit
 from .work import LAYER, SHAPES, Work, chain, error_of, last_cache, product
 
@@ -167,6 +168,10 @@ def measure(cell: Cell, peers: list[Peer], count: int, seconds: float, loaded: L
         record["k"], record["n"] = dimensions(cell.shape)
     wanted = [p for p in peers if p.form == cell.form and not (cell.regime == "chain" and p.kernel)]
     found = [c for p in wanted if (c := enter(cell, p, loaded, record)) is not None]
+    # A vector from memory is held against plain reading, in the same rounds and as long a stretch of it.
+    plain = cell.regime == "streamed" and cell.tokens == 1 and bool(found)
+    size, ways = limits.readings(count, lambda: (0, 1)) if plain else (0, {})
+    reads = dict.fromkeys(ways, math.inf)
     end, rounds, before = time.perf_counter() + seconds, 0, 0.0
     while found and (rounds < 4 or (time.perf_counter() < end and rounds < 200)):
         for c in found:
@@ -174,7 +179,11 @@ def measure(cell: Cell, peers: list[Peer], count: int, seconds: float, loaded: L
             pause, warm = (before, SETTLING) if count > 1 else (0.0, 0.0)
             c.samples.append(window(c.runs, c.calls, pause, warm if short else None))
             before = c.peer.settle
+        for way, read in ways.items():
+            reads[way] = min(reads[way], *window([read], 1))
         rounds += 1
+    if reads:
+        record["read"] = size / min(reads.values()) / 1e9
     for c in found:
         record["peers"][c.peer.label] |= {
             "seconds": c.best, "median": statistics.median(c.rounds), "gmacs": c.macs / c.best / 1e9, "rounds": rounds,

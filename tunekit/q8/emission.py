@@ -107,8 +107,14 @@ def gemv_block_dots(row: Row) -> int:
 
 
 def gemv_dots(row: Row) -> int:
-    """Multiplies of one kind in the GEMV."""
+    """Multiplies of one kind in the GEMV's function for one stream."""
     return instances(number(row, "gkstep")) * gemv_block_dots(row)
+
+
+def gemv_functions(row: Row, entry: str) -> dict[str, int]:
+    """The functions of the GEMV that ``entry`` is, by name: how many streams each reads side by side."""
+    streams = number(row, "gstreams")
+    return {entry: 1} if streams == 1 else {f"{entry}_g{count}": count for count in range(1, streams + 1)}
 
 
 def mx4_codes(row: Row) -> int:
@@ -156,11 +162,13 @@ def _blocks(function: str, names: str, each: int, step: int, having: str = "", w
     ]
 
 
-def _product(unit: Unit, function: str, words: Words, each: int, tokens: int, step: int) -> list[Count]:
-    """The gates that a tile function and the GEMV share: ``each`` products a block, for ``tokens`` tokens."""
+def _product(
+    unit: Unit, function: str, words: Words, each: int, tokens: int, step: int, streams: int = 1
+) -> list[Count]:
+    """The gates that a tile function and a GEMV share: ``each`` products a block and stream, for ``tokens`` tokens."""
     row: Row = unit.row
     width, arm = leg(row).width, leg(row).arch == "aarch64"
-    folds = vectors(row) * tokens
+    each, folds = each * streams, vectors(row) * tokens * streams
     own = (*words.dots, *words.per_dot, *words.per_weight)
     exactly = Count.exactly
     counts: list[Count] = []
@@ -168,9 +176,9 @@ def _product(unit: Unit, function: str, words: Words, each: int, tokens: int, st
         counts += _blocks(function, name, each, step, "", f"{name}, each product")
         counts += _blocks(function, name, each, step, _REGISTERS[width], f"{name} on {width} bits")
     for name in words.per_dot:
-        if width == 512 and vectors(row) > 1:
+        if width == 512 and vectors(row) * streams > 1:
             # Masked negations; a compiler may negate an activation once, and choose by mask for each row vector.
-            least = instances(step) * each // vectors(row)
+            least = instances(step) * each // (vectors(row) * streams)
             counts.append(Count(function, name, least, None, what=f"{name}, each splat"))
         else:
             counts += _blocks(function, name, each, step, "", f"{name}, each product")
@@ -289,12 +297,15 @@ def expected(unit: Unit) -> list[Count]:
     gemv = unit.symbols["q8q8_gemv"]
     words = WORDS[leg(row).dot, leg(row).width, number(row, "bias")]
     counts = _matrix_tiles(unit) if leg(row).dot == "amx_int8" else _tiles(unit)
+    each, step = gemv_block_dots(row), number(row, "gkstep")
     if leg(row).dot == "smmla":
         words = Words(("sdot",))
-        # Even and odd k-groups of 4 are told apart while they are loaded, or after.
-        counts += _blocks(gemv, "ld2 ld2 uzp1 uzp2", gemv_block_dots(row), number(row, "gkstep"), "", "de-interleaving")
-    counts += _product(unit, gemv, words, gemv_block_dots(row), 1, number(row, "gkstep"))
-    counts.append(Count(gemv, SPILLS, 0, 0))
+    for function, streams in gemv_functions(row, gemv).items():
+        if leg(row).dot == "smmla":
+            # Even and odd k-groups of 4 are told apart while they are loaded, or after.
+            counts += _blocks(function, "ld2 ld2 uzp1 uzp2", each * streams, step, "", "de-interleaving")
+        counts += _product(unit, function, words, each, 1, step, streams)
+        counts.append(Count(function, SPILLS, 0, 0))
     if "q8q8_mx4_gemv" in unit.symbols:
         counts += _mx4(unit)
     return [*counts, *_quantiser(unit.symbols["q8q8_quantize"])]

@@ -565,7 +565,7 @@ class Q8Fixtures:
         ]
 
     def regimes(self) -> list[Regime]:
-        """A batch in cache decides the row; a vector in cache decides the GEMV's own argument, and the row of its seat.
+        """A batch in cache decides the row; a vector in cache decides what is the GEMV's own, and the row of its seat.
 
         The others are reported. Streamed from memory, a vector cannot rank kernels and a batch mostly agrees with the
         one in cache (the chains of a model have the last word); a few tokens are the tile at less than its width.
@@ -573,7 +573,7 @@ class Q8Fixtures:
         """
         return [
             _regime("tile", 2048, 512, 64, EVERYTHING),
-            _regime("gemv", 2048, 512, 1, ("gkstep",), seat="q8q8_gemv"),
+            _regime("gemv", 2048, 512, 1, ("gkstep", "gstreams", "gahead"), seat="q8q8_gemv"),
             _regime("few", 2048, 512, 3),
             _regime("tile_stream", 2048, 18432, 32, streamed=True),
             _regime("gemv_stream", 2048, 18432, 1, streamed=True),

@@ -67,6 +67,8 @@ DEFAULTS: dict[str, Value] = {
     "nrsplit": 4,  # tokens per pass of the seeds' rows, whose tile always covers 4
     "nr": 0,  # tokens per tile where it is not 4 (our axis; 0: the seeds' 4)
     "gkstep": 1,  # blocks per main iteration of the GEMV
+    "gstreams": 1,  # streams of weights that the GEMV reads side by side
+    "gahead": 8192,  # bytes ahead of its reading for which it asks
     "bias": 0,  # 128: the plane holds w ^ 0x80, bytes 0..255
     "pipe": 0,  # 1: matrix products of a block while the one before it is folded (amx)
     "latch": 0,  # 1: tiles are configured by a companion, once per traversal (amx)
@@ -108,11 +110,14 @@ ROWS: tuple[Row, ...] = (
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=3),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=4),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=5, requires="avx2,fma"),
+    tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=5, gstreams=3, gahead=1344),
+    tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=5, gstreams=4, gahead=0, requires="avx2,fma"),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=2, nr=5),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=4, nr=5),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=6),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=5, gkstep=2),
     tk.perm(dot="madd16",  width=256, mr=32, kstep=1, nr=2),
+    tk.perm(dot="madd16",  width=256, mr=32, kstep=1, nr=2, gstreams=2, gahead=1344),
     tk.perm(dot="vpdpbusd", width=256, mr=8,  kstep=2),                                                 # 16
     tk.perm(dot="vpdpbusd", width=256, mr=8,  kstep=4, nrsplit=2),                                      # 17
     tk.perm(dot="vpdpbusd", width=256, mr=16, kstep=2, nrsplit=2),                                      # 18
@@ -134,6 +139,7 @@ ROWS: tuple[Row, ...] = (
     tk.perm(dot="vpdpbusd", width=512, mr=16, kstep=1, nr=8, gkstep=2, bias=128),
     tk.perm(dot="vpdpbusd", width=512, mr=32, kstep=1, nr=4, gkstep=2, bias=128, requires="avx512vnni,avx512bw"),
     tk.perm(dot="vpdpbusd", width=512, mr=32, kstep=1, nr=6, gkstep=2, bias=128),
+    tk.perm(dot="vpdpbusd", width=512, mr=32, kstep=1, nr=4, gstreams=3, gahead=1344, bias=128),
     tk.perm(dot="vpdpbssd", width=256, mr=16, kstep=1, nr=6, gkstep=2),
     tk.perm(dot="maddubs",  width=512, mr=16, kstep=1, nr=6),
     tk.perm(dot="smmla", mr=4, kstep=2, requires="i8mm"),                                               # 32
@@ -145,6 +151,7 @@ ROWS: tuple[Row, ...] = (
     tk.perm(suffix="mr2_lanes", mr=2, kstep=2),                                                         # 48, declines
     tk.perm(dot="vpdpbusd"),                                                                            # 49, declines
     tk.perm(mr=8, kstep=1, nr=4),
+    tk.perm(mr=8, kstep=1, nr=4, gstreams=3, gahead=1344),
     tk.perm(mr=8, kstep=1, nr=5),
     tk.perm(mr=8, kstep=1, nr=8),
     tk.perm(mr=16, kstep=1, nr=3),
@@ -167,10 +174,11 @@ ROWS: tuple[Row, ...] = (
 # fmt: on
 
 # One line per tier of instruction sets, best first; behind ours the seeds' row of the tier, for a compiler that drops
-# the first. On AVX2 (Zen 3, gcc 12) the int16 leg is a tenth ahead of the sign trick in batches and a few percent
-# behind it in hot GEMV. On AVX512-VNNI (Zen 4, gcc 12; 2048x512, 64 tokens | 1, GMAC/s) 32 rows by 4 tokens reach
-# 176 | 75, the seeds' 16 rows by 4 tokens 164 | 74, and at 256 bits 16 rows by 6 tokens 172 | 70 against the seeds'
-# 8 by 4 with 123 | 59: two row vectors share each splat, which Intel's two load ports need more than Zen's.
+# the first. On AVX2 (Zen 3, gcc 12) the int16 leg is a tenth ahead of the sign trick in batches; its GEMV in four
+# streams is a tenth ahead of one stream in L2 and four tenths from DRAM. On AVX512-VNNI (Zen 4, gcc 12; 2048x512, 64
+# tokens | 1, GMAC/s) 32 rows by 4 tokens reach 176 | 75, the seeds' 16 rows by 4 tokens 164 | 74, and at 256 bits 16
+# rows by 6 tokens 172 | 70 against the seeds' 8 by 4 with 123 | 59: two row vectors share each splat, which Intel's
+# two load ports need more than Zen's.
 #
 # No AMX row heads the chain: the scale of each 32 weights takes every product out of its tile to be folded, which cost
 # the seeds' AMX rows the race on every box they had. So the AMX class, which has AVX512-VNNI too, runs on the first
@@ -186,7 +194,7 @@ FALLBACK = (
     ";dot_vpdpbusd_width512_mr16_kstep2_gkstep2_bias128"
     ";dot_vpdpbusd_width256_mr16_kstep1_nr6_gkstep2_bias128"
     ";dot_vpdpbusd_width256_mr8_kstep2_gkstep2_bias128"
-    ";dot_madd16_width256_mr16_kstep1_nr5"
+    ";dot_madd16_width256_mr16_kstep1_nr5_gstreams4_gahead0"
     ";dot_maddubs_width256_mr8_kstep2"
     ";dot_smmla_mr8_kstep1_nr4"
     ";mr8_kstep1_nr4"

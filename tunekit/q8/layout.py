@@ -27,11 +27,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tunekit.q8 import pages
 from tunekit.q8.grid import BLOCK, LEGS, leg_of, number, value
 from tunekit.rows import Row
-
-ALIGN = 64
-"""Bytes to which planes are aligned: a cache line, and the widest vector."""
 
 _WORDS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -109,9 +107,7 @@ def layout_of(row: Row | None) -> Layout:
 def aligned(count: int, dtype: Any) -> NDArray[Any]:
     """An uninitialised 1-D array whose data starts at a multiple of 64 bytes."""
     kind = np.dtype(dtype)
-    raw = np.empty(count * kind.itemsize + ALIGN, np.uint8)
-    start = -raw.ctypes.data % ALIGN
-    return raw[start : start + count * kind.itemsize].view(kind)
+    return pages.aligned(count * kind.itemsize).view(kind)
 
 
 def _shape(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> tuple[int, int, int]:
@@ -127,7 +123,7 @@ def _interleave(rows: NDArray[Any], mr: int, kgroup: int) -> NDArray[Any]:
     """Rows (N, columns) in groups of ``mr``, ``kgroup`` elements of a row at a time: flat, aligned, padded with 0."""
     n, width = rows.shape
     padded, full = -(-n // mr) * mr, n // mr * mr
-    out = aligned(padded * width, rows.dtype)
+    out = pages.weights(padded * width * rows.itemsize).view(rows.dtype)
     # The kgroup bytes of one row move as one word, so the interleave is a transposition of words inside each group.
     word = rows.dtype if kgroup == 1 else np.dtype(_WORDS[kgroup])
     source = np.ascontiguousarray(rows).view(word)

@@ -45,6 +45,8 @@ def _shape(row: Row, leg: Leg) -> str | None:
     reason = (
         _argument(row, "kstep", (1,) if amx else (1, 2, 4))
         or _argument(row, "gkstep", (1, 2, 4))
+        or _argument(row, "gstreams", range(1, 5))
+        or _argument(row, "gahead", range(0, 16385, 64))
         or _argument(row, "nrsplit", (1, 2) if amx else (2, 4))
         or _argument(row, "nr", (0,) if amx else range(MAX_TOKENS + 1))
         or _argument(row, "bias", (0, 128))

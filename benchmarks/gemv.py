@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GEMVs by the memory that their weights come from, beside the best plain reading of the same memory.
+
+    python benchmarks/gemv.py                                    # the AVX2 row of the chain beside others of its kind
+    python benchmarks/gemv.py --mib 1 256 --row dot=madd16,width=256,mr=16,kstep=1,nr=5,gstreams=2,gahead=1088
+
+A row need not be in the grid: it is rendered from its arguments and compiled by gcc, or by the compiler before a colon
+(``clang-19:dot=...``). Weights have K = 2048; 256 MiB pass once through the core in slices of 8, smaller ones again and
+again. Best of short windows, in turns; GB/s count codes and scales. Weights stand on huge pages where the kernel gives
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import itertools
+import mmap
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+from peerlib.limits import best_of, loops
+from tunekit.build_tools.plan import row_jobs
+from tunekit.build_tools.render import render
+
+import tunekit as tk
+from tunekit.cpu import this_cpu, this_features
+from tunekit.q8 import grid, kernels
+from tunekit.rows import Row
+
+KERNEL = kernels.q8q8.kernel
+BASE = "dot=madd16,width=256,mr=16,kstep=1,nr=5"
+ROWS = (BASE, f"{BASE},gstreams=2,gahead=1344", f"{BASE},gstreams=3,gahead=1344", f"{BASE},gstreams=4,gahead=0")
+K, NB = 2048, 2048 // 32
+SLICE = 8 << 20
+
+
+def row_of(words: str) -> Row:
+    """``name=value,...``; numbers are numbers."""
+    pairs = (word.split("=", 1) for word in words.split(","))
+    return tk.perm(**{name: int(value) if value.isdecimal() else value for name, value in pairs})
+
+
+def compiled(row: Row, compiler: str, folder: Path) -> Any:
+    """The row's GEMV, as a C function."""
+    jobs = row_jobs(KERNEL, row, this_cpu().arch)
+    if isinstance(jobs, str):
+        sys.exit(f"{row.suffix}: {jobs}")
+    job = next((job for job in jobs if set(job.needs) <= this_features()), None)
+    if job is None:
+        sys.exit(f"{row.suffix}: this CPU lacks what it needs")
+    unit = folder / "unit.c"
+    unit.write_text(render(KERNEL, row, this_cpu().arch, job.alternative, job.features))
+    target = folder / f"{len(list(folder.iterdir()))}.so"
+    more = ["-fvisibility=default", str(unit), "-o", str(target)]
+    subprocess.run([compiler, "-O2", "-fPIC", "-shared", *job.flags, *more], check=True)
+    return getattr(ctypes.CDLL(str(target)), KERNEL.symbol("q8q8_gemv", row.suffix, job.alternative))
+
+
+def memory(size: int) -> Any:
+    """Zeroed bytes on huge pages, if possible; an array that keeps its mapping."""
+    room = mmap.mmap(-1, size + (4 << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        room.madvise(mmap.MADV_HUGEPAGE)
+    all_ = np.frombuffer(room, np.uint8)
+    start = -all_.ctypes.data % (2 << 20)
+    return all_[start : start + size + (1 << 20)]
+
+
+def measure(gemvs: dict[str, tuple[Any, int]], mib: int, seconds: float) -> tuple[float, float, dict[str, float]]:
+    """GB/s of the best and of the simplest reading, and GMAC/s of each GEMV, with so many MiB of weights."""
+    codes = mib << 20
+    plane, scales = memory(codes), memory(codes // 8)
+    plane[:] = np.resize(np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint8), len(plane))
+    scales.view(np.float32)[:] = 0.001
+    xa = np.zeros((NB * 72 + 4096), np.uint8)
+    y = np.zeros(codes // K + 64, np.float32)
+    cursor = itertools.count()
+    here: dict[str, int] = {}
+
+    def part(group: int) -> tuple[int, int]:
+        """Where to begin, and how many groups: all, or the next slice that is in no cache any more."""
+        if codes <= 4 * SLICE:
+            return 0, codes // group
+        slices = codes // SLICE
+        return next(cursor) % slices * SLICE // group, SLICE // group
+
+    def gemv(name: str, function: Any, mr: int) -> Callable[[], object]:
+        times = max(1, SLICE // codes)
+
+        def run() -> None:
+            first, groups = part(mr * K)
+            here[name] = groups * mr * K * times
+            at = first * mr
+            for _ in range(times):
+                function(
+                    ctypes.c_void_p(y.ctypes.data), ctypes.c_void_p(plane.ctypes.data + at * K),
+                    ctypes.c_void_p(scales.ctypes.data + at * NB * 4), ctypes.c_void_p(xa.ctypes.data),
+                    ctypes.c_int64(1), ctypes.c_int64(0), NB, groups,
+                )  # fmt: skip
+
+        return run
+
+    def reading(streams: int, ahead: int) -> Callable[[], object]:
+        times, size = max(1, SLICE // codes), min(codes, SLICE) if codes > 4 * SLICE else codes
+
+        def run() -> None:
+            first, _ = part(1)
+            for _ in range(times):
+                at = ctypes.c_void_p(plane.ctypes.data + first)
+                loops().loop_read(at, ctypes.c_size_t(size), streams, ctypes.c_size_t(ahead))
+
+        here[f"{streams} {ahead}"] = size * times
+        return run
+
+    runs = {name: gemv(name, *found) for name, found in gemvs.items()}
+    reads = {f"{s} {a}": reading(s, a) for s in (1, 2, 4) for a in (0, 1024, 2048, 4096)}
+    best = best_of({**runs, **reads}, seconds)
+    rates = {name: here[name] / took / 1e9 for name, took in best.items()}
+    return max(rates[name] for name in reads), rates["1 0"], {name: rates[name] for name in runs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--row", action="append", metavar="[COMPILER:]ARGUMENTS", help="may be repeated")
+    parser.add_argument("--mib", nargs="+", type=int, default=[1, 4, 16, 256])
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each size (default 5)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        gemvs: dict[str, tuple[Any, int]] = {}
+        for words in options.row or ROWS:
+            compiler, _, arguments = words.rpartition(":")
+            row = row_of(arguments)
+            gemvs[words] = compiled(row, compiler or "gcc", Path(folder)), grid.number(row, "mr")
+        for mib in options.mib:
+            best, simple, rates = measure(gemvs, mib, options.seconds)
+            print(f"{mib} MiB: best reading {best:.1f} GB/s, in one stream without hints {simple:.1f}")
+            for name, rate in rates.items():
+                print(f"  {rate:5.1f} GMAC/s  {rate * 1.125:5.1f} GB/s  {rate * 1.125 / best:4.2f}  {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
