@@ -75,6 +75,8 @@ measured limit of two multiplies a cycle was 96 to 103 GMAC/s. Kernel: one group
 | in three streams, lines asked for 1344 bytes ahead, one by one | 34.6, 47.6, 30.9, 15.4; SmolLM2-135M 13.7 to 14.3 | a row, for `retune` to judge |
 | in two streams, 1344 ahead; in three, 2112 ahead, none | 35.7, 48.4, 27.1, 14.5; 34.9, 47.4, 31.7, 15.0; 36.5, 49.9, 26.8, 15.8 | not taken |
 | in one stream, 1344 ahead | 34.2, 45.2, 22.7, 13.2 | loses a quarter from L3 |
+| weight scales of 16 bits, f16 (timing only; four streams) | of 1, 4, 256 MiB: 51.6 against 53.0, 48.5 against 48.8, 23.6 to 24.0 against 20.3 to 21.2 | a sixth from DRAM, but a matrix whose scales are no halves would need another row: not written |
+| rows that a retune never chose: int16 leg with 8 rows by 6 and 8 tokens, four blocks an iteration, two blocks a step of the GEMV; sign trick with 8 rows by 5 and 8 tokens, four blocks, two blocks a step (`python -m tunekit.retune`, tile against the row then first) | 0.79, 0.84, 0.95, 0.95; 0.94, 0.94, 0.90, 0.96 | pruned; rows like them remain, and the seeds' rows |
 | 128 KiB of weights at a time instead of 16 | whole products of 64 tokens: 2048x512 65.3 to 67.8, 2048x2048 60.9 to 62.9, 2048x8192 48.1 to 50.9 (noisy) | taken |"""  # noqa: E501
 
 CONTRACTS = {

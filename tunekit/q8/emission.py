@@ -263,9 +263,9 @@ def _mx4(unit: Unit) -> list[Count]:
     codes = mx4_codes(row)
     product = {"smmla": "sdot", "amx_int8": "vpdpbusd", "madd16": "vpmaddubsw", "maddubs": "vpmaddubsw"}.get(dot, dot)
     own = (product, "vpmaddwd") if dot in ("maddubs", "madd16") else (product,)
-    # madd16 brings pairs of int16 codes to bytes, one shuffle for each half of a k-group (of two, for eight rows), and
-    # takes two more to spread what the offset adds, or does it otherwise.
-    lookups = codes + (0 if dot != "madd16" else 8 if number(row, "mr") == 8 else 16)
+    # madd16 brings pairs of int16 codes to bytes, one shuffle for each half of a k-group, and takes two more to spread
+    # what the offset adds, or does it otherwise.
+    lookups = codes + (16 if dot == "madd16" else 0)
     exactly = Count.exactly
     counts = [
         Count(gemv, "tbl" if arm else "vpshufb", lookups, lookups + (2 if dot == "madd16" else 0), what="look-ups"),

@@ -96,26 +96,18 @@ ROWS: tuple[Row, ...] = (
     tk.perm(dot="maddubs", width=256, mr=8,  kstep=4, nrsplit=2),                                       # 15
     tk.perm(dot="maddubs", width=256, mr=8,  kstep=2, bias=128),                                        # 31, declines
     tk.perm(dot="maddubs", width=256, mr=8,  kstep=1),
-    tk.perm(dot="maddubs", width=256, mr=8,  kstep=4),
-    tk.perm(dot="maddubs", width=256, mr=8,  kstep=1, nr=5),
     tk.perm(dot="maddubs", width=256, mr=8,  kstep=1, nr=6),
-    tk.perm(dot="maddubs", width=256, mr=8,  kstep=1, nr=8),
-    tk.perm(dot="maddubs", width=256, mr=8,  kstep=2, gkstep=2),
     tk.perm(dot="maddubs", width=256, mr=16, kstep=1, nr=3),
     tk.perm(dot="maddubs", width=256, mr=16, kstep=1, nr=4),
     tk.perm(dot="maddubs", width=256, mr=16, kstep=2, nr=4),
     tk.perm(dot="maddubs", width=256, mr=16, kstep=1, nr=5),  # over the register budget
-    tk.perm(dot="madd16",  width=256, mr=8,  kstep=1, nr=6),
-    tk.perm(dot="madd16",  width=256, mr=8,  kstep=1, nr=8),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=3),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=4),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=5, requires="avx2,fma"),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=5, gstreams=3, gahead=1344),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=5, gstreams=4, gahead=0, requires="avx2,fma"),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=2, nr=5),
-    tk.perm(dot="madd16",  width=256, mr=16, kstep=4, nr=5),
     tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=6),
-    tk.perm(dot="madd16",  width=256, mr=16, kstep=1, nr=5, gkstep=2),
     tk.perm(dot="madd16",  width=256, mr=32, kstep=1, nr=2),
     tk.perm(dot="madd16",  width=256, mr=32, kstep=1, nr=2, gstreams=2, gahead=1344),
     tk.perm(dot="vpdpbusd", width=256, mr=8,  kstep=2),                                                 # 16

@@ -59,6 +59,8 @@ def _shape(row: Row, leg: Leg) -> str | None:
         return f"mr {mr} is not a multiple of the {leg.lanes} rows that a vector of {leg.dot} holds"
     if mr > 4 * leg.lanes or (amx and mr != leg.lanes):
         return f"mr {mr} is more than {leg.dot} at {leg.width} bits is written for"
+    if leg.dot == "madd16" and mr % 16:
+        return f"mr {mr} is not a multiple of the 16 rows whose pairs of MXFP4 codes fill a vector of {leg.dot}"
     if bias and leg.dot == "maddubs":
         return "biased bytes reach 255, and maddubs saturates the 16-bit sum of two of their products"
     if bias and leg.dot not in _BIASED:
