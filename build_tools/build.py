@@ -23,7 +23,7 @@ from tunekit.rows import REFERENCE, split_name
 
 from . import cross
 from .link import build_core, build_module
-from .objects import Compiled, Progress, compile_jobs, disassemblers
+from .objects import WHOLE, Compiled, Progress, compile_jobs, disassemblers
 from .plan import Job, plan, row_jobs
 from .render import forget_templates, render
 from .toolchain import Runner, Toolchain, baseline_flags, find_toolchain
@@ -292,7 +292,7 @@ def row_assembly(kernel: Kernel, suffix: str, runner: Runner, toolchain: Toolcha
     text = render(kernel, job.row, toolchain.arch, job.alternative, job.features)
     with tempfile.TemporaryDirectory(prefix="tunekit-") as scratch:
         Path(scratch, "unit.c").write_text(text, encoding="utf-8")
-        command = [*toolchain.command, *toolchain.places, *job.flags, "-S", "unit.c", "-o", "unit.s"]
+        command = [*toolchain.command, *toolchain.places, *job.flags, f"-D{WHOLE}", "-S", "unit.c", "-o", "unit.s"]
         status, _, errors = runner.run(command, cwd=Path(scratch))
         if status != 0:
             raise ToolchainError(f"row {suffix!r} does not compile", command, status, errors)
