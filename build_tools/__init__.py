@@ -8,11 +8,12 @@ in the user's cache) and :func:`row_source` (what ``python -m tunekit show`` pri
 
 from __future__ import annotations
 
-from .build import Report, build_cached, build_into, fat_rows, row_assembly, row_source
+from .build import Report, build_cached, build_into, build_named, fat_rows, row_assembly, row_source
+from .cross import named, others
 from .objects import Progress
 from .toolchain import Runner, Toolchain, find_toolchain
 
 __all__ = [
-    "Progress", "Report", "Runner", "Toolchain", "build_cached", "build_into", "fat_rows", "find_toolchain",
-    "row_assembly", "row_source",
+    "Progress", "Report", "Runner", "Toolchain", "build_cached", "build_into", "build_named", "fat_rows",
+    "find_toolchain", "named", "others", "row_assembly", "row_source",
 ]

@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunekit import paths
-from tunekit._manifest import write_atomically
+from tunekit._manifest import named_rows, write_atomically
 from tunekit.cpu import this_box
 from tunekit.dispatch import index_path, read_index
 from tunekit.errors import ToolchainError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.module import PREFIX
 from tunekit.paths import module_suffix
-from tunekit.rows import REFERENCE
+from tunekit.rows import REFERENCE, split_name
 
+from . import cross
 from .link import build_core, build_module
-from .objects import Compiled, Progress, compile_jobs, disassemblers
+from .objects import WHOLE, Compiled, Progress, compile_jobs, disassemblers
 from .plan import Job, plan, row_jobs
 from .render import forget_templates, render
 from .toolchain import Runner, Toolchain, baseline_flags, find_toolchain
@@ -168,12 +169,13 @@ def _cache_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _write_index(kernel: Kernel, kind: str, path: Path, report: Report) -> None:
+def _write_index(kernel: Kernel, kind: str, compiler: str, path: Path, report: Report) -> None:
     """Name a module first in its index. Those of other releases stay: environments that have them share this cache."""
     entry = {"file": path.name, "built": report.built, "compiler": report.compiler, "sources": report.sources}
-    others = [e for e in read_index(index_path(kernel, kind)) if e["sources"] != entry["sources"]]
+    index = index_path(kernel, kind, compiler)
+    others = [e for e in read_index(index) if e["sources"] != entry["sources"]]
     data = {"modules": [entry, *others[: KEPT_RELEASES - 1]]}
-    write_atomically(index_path(kernel, kind), (json.dumps(data, indent=1) + "\n").encode())
+    write_atomically(index, (json.dumps(data, indent=1) + "\n").encode())
 
 
 def build_cached(
@@ -182,6 +184,7 @@ def build_cached(
     rows: Mapping[str, Collection[str]] | None = None,
     runner: Runner | None = None,
     progress: Progress | None = None,
+    compiler: str = "",
 ) -> Report:
     """Build a module of one declaring file's kernels into the user's cache, and name it in the index.
 
@@ -189,6 +192,8 @@ def build_cached(
         kernels: all kernels of one declaring file.
         kind: ``grid`` (every row), ``stamped`` (the rows given) or ``fat`` (for an install that had no compiler).
         rows: for ``stamped``: ``scope.kernel`` to suffixes.
+        compiler: the name of another compiler than the usual one; its module stands beside the usual one's, and holds
+            no reference.
 
     Raises:
         ToolchainError, TemplateError: nothing could be built.
@@ -198,15 +203,16 @@ def build_cached(
     first = kernels[0]
     folder = paths.private_folder(paths.modules_folder(this_box().key, first.scope.name))
     objects = paths.private_folder(paths.objects_folder())
-    toolchain = find_toolchain(runner)
+    toolchain = cross.named(runner, compiler) if compiler else find_toolchain(runner)
+    reference = kind != "stamped" and not compiler
     wanted: Mapping[str, Collection[str] | None] = (
         {k.key: (rows or {}).get(k.key, ()) for k in kernels} if kind == "stamped" else _wanted(kernels, kind)
     )
     try:
-        report = _build(runner, toolchain, kernels, kind, wanted, kind != "stamped", folder, objects, progress)
+        report = _build(runner, toolchain, kernels, kind, wanted, reference, folder, objects, progress)
         with _cache_lock(folder):
             if report.path is not None:
-                _write_index(first, kind, report.path, report)
+                _write_index(first, kind, compiler, report.path, report)
                 _prune(folder)
     except OSError as error:
         raise TunekitError(
@@ -214,6 +220,29 @@ def build_cached(
             f"set TUNEKIT_CACHE to a folder that can be written to"
         ) from error
     return report
+
+
+def build_named(
+    kernels: Sequence[Kernel], runner: Runner | None = None, progress: Progress | None = None
+) -> list[Report]:
+    """Build just the rows that the manifests name for one declaring file's kernels, each by the compiler it names.
+
+    A row whose compiler is not to be had here is built by the usual one. Raises as :func:`build_cached`.
+    """
+    runner = runner or Runner()
+    wanted: dict[str, dict[str, list[str]]] = {}
+    for kernel in kernels:
+        for suffix, compiler in map(split_name, named_rows(kernel)):
+            if compiler:
+                try:
+                    cross.named(runner, compiler)
+                except ToolchainError:
+                    compiler = ""
+            rows = wanted.setdefault(compiler, {}).setdefault(kernel.key, [])
+            rows += [] if suffix in rows else [suffix]
+    return [
+        build_cached(kernels, "stamped", rows, runner, progress, compiler) for compiler, rows in sorted(wanted.items())
+    ]
 
 
 def _prune(folder: Path) -> None:
@@ -263,11 +292,13 @@ def row_assembly(kernel: Kernel, suffix: str, runner: Runner, toolchain: Toolcha
     text = render(kernel, job.row, toolchain.arch, job.alternative, job.features)
     with tempfile.TemporaryDirectory(prefix="tunekit-") as scratch:
         Path(scratch, "unit.c").write_text(text, encoding="utf-8")
-        command = [*toolchain.command, *toolchain.places, *job.flags, "-S", "unit.c", "-o", "unit.s"]
+        command = [*toolchain.command, *toolchain.places, *job.flags, f"-D{WHOLE}", "-S", "unit.c", "-o", "unit.s"]
         status, _, errors = runner.run(command, cwd=Path(scratch))
         if status != 0:
             raise ToolchainError(f"row {suffix!r} does not compile", command, status, errors)
         return Path(scratch, "unit.s").read_text(encoding="utf-8", errors="replace")
 
 
-__all__ = ["Report", "build_cached", "build_core_into", "build_into", "fat_rows", "row_assembly", "row_source"]
+__all__ = [
+    "Report", "build_cached", "build_core_into", "build_into", "build_named", "fat_rows", "row_assembly", "row_source",
+]

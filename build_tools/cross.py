@@ -7,10 +7,11 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tunekit.errors import ToolchainError
+from tunekit.rows import is_compiler
 
 from .toolchain import Runner, Toolchain, find_toolchain
 
@@ -66,31 +67,71 @@ def find_toolchains(runner: Runner, names: Sequence[str] = ("gcc", "clang")) -> 
     Returns:
         The compilers, and a sentence for each (name, architecture) that there is none for.
     """
-    own = host()
     found: list[Toolchain] = []
     missing: list[str] = []
     for name in names:
         for arch in TRIPLES:
-            usual = _same_as_builds(runner, name) if arch == own else None
-            if usual is not None:
-                found.append(usual)
-                continue
-            fault = f"no {name} for {arch}"
-            for command in _commands(name, arch, own):
-                try:
-                    toolchain = find_toolchain(runner, {"CC": command})
-                    if toolchain.arch == arch and arch != own:
-                        _needs_headers(runner, toolchain)
-                except ToolchainError as error:
-                    fault = f"no {name} for {arch}: {error.args[0]}"
-                    continue
-                if toolchain.arch == arch:
-                    found.append(toolchain)
-                    fault = ""
-                    break
-            if fault:
-                missing.append(fault)
+            one = _find(runner, name, arch, {})
+            if isinstance(one, str):
+                missing.append(one)
+            else:
+                found.append(one)
     return found, missing
+
+
+def _find(runner: Runner, name: str, arch: str, environ: Mapping[str, str]) -> Toolchain | str:
+    """The compiler of a name for an architecture, or a sentence that says why there is none."""
+    own = host()
+    usual = _same_as_builds(runner, name) if arch == own else None
+    if usual is not None:
+        return usual
+    fault = f"no {name} for {arch}"
+    for command in _commands(name, arch, own):
+        try:
+            toolchain = find_toolchain(runner, {**environ, "CC": command})
+            if toolchain.arch == arch and arch != own:
+                _needs_headers(runner, toolchain)
+        except ToolchainError as error:
+            fault = f"no {name} for {arch}: {error.args[0]}"
+            continue
+        if toolchain.arch == arch:
+            return toolchain
+    return fault
+
+
+def named(runner: Runner, name: str) -> Toolchain:
+    """This machine's compiler of a name, as builds would use it. Raises ToolchainError where it is not to be had."""
+    if not is_compiler(name):
+        raise ToolchainError(f"{name!r} is no name of a compiler; name it as it is called on PATH, such as clang")
+    found = _find(runner, name, host(), os.environ)
+    if isinstance(found, str):
+        known = name.startswith(("gcc", "clang"))
+        package = f" (Debian and Ubuntu: apt-get install {name})" if known else ", or name gcc or clang"
+        raise ToolchainError(f"{found} is on PATH; install it{package}, or leave it out")
+    return found
+
+
+def others(runner: Runner, names: Sequence[str]) -> dict[str, Toolchain]:
+    """Of compilers named by a user, those that are not the one that builds here anyway.
+
+    Raises:
+        ToolchainError: one is not to be had, or two names are of one compiler.
+    """
+
+    def identity(toolchain: Toolchain) -> tuple[str, str, str]:
+        # ``--version`` begins with the name that it was called by.
+        return toolchain.family, toolchain.triple, toolchain.version.partition(" ")[2]
+
+    known = {identity(find_toolchain(runner)): ""}
+    found: dict[str, Toolchain] = {}
+    for name in dict.fromkeys(names):
+        toolchain = named(runner, name)
+        first = known.setdefault(identity(toolchain), name)
+        if first == name:
+            found[name] = toolchain
+        elif first:
+            raise ToolchainError(f"{first} and {name} are both {toolchain.label!r}; name it once")
+    return found
 
 
 def _needs_headers(runner: Runner, toolchain: Toolchain) -> None:

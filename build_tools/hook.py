@@ -30,6 +30,7 @@ from tunekit.errors import DeclarationError, TemplateError, ToolchainError, Tune
 from tunekit.kernel import Kernel
 from tunekit.module import PREFIX
 from tunekit.paths import module_suffix
+from tunekit.rows import split_name
 
 from .build import Report, build_core_into, build_into
 from .interface import is_ours, write_interface
@@ -337,10 +338,10 @@ def _winners(kernels: Sequence[Kernel]) -> dict[str, str]:
         if suffix is not None and not kernel.knows(suffix):
             print(f"tunekit: {kernel.key}: the manifest names {suffix!r}, which is no row", file=sys.stderr, flush=True)
         elif suffix is not None:
-            found[kernel.key] = suffix
+            found[kernel.key] = split_name(suffix)[0]  # this build has one compiler
             for seat, name in _manifest.seats_get(kernel).items():
                 if kernel.knows(name):  # choosing asks the rest, as it does of the kernel's
-                    found[f"{kernel.scope.name}.{seat}"] = name
+                    found[f"{kernel.scope.name}.{seat}"] = split_name(name)[0]
         ships = f"ships {found[kernel.key]}" if kernel.key in found else "no manifest entry: ships the fallback chain"
         print(f"tunekit: {kernel.key}: {ships}", flush=True)
     return found

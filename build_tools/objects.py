@@ -37,6 +37,9 @@ Progress = Callable[[int, int, str], None]
 _OPTIONAL = re.compile(r"tunekit-optional-flag: (-m[a-z0-9.\-]+)")
 _UNKNOWN = re.compile(r"(?:unrecognized command[- ]line option|unknown argument:?|unsupported option) '(-m[^']+)'")
 
+# What a unit looks for that includes only parts of the compiler's intrinsics (templates/isa/intrinsics.h).
+WHOLE = "TUNEKIT_WHOLE_INTRINSICS"
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -82,9 +85,31 @@ def compile_text(
     ``declared`` are prototypes that the text must keep to: they come first, on lines of their own. ``passed`` names
     what ``check`` asks beyond the text and the flags: an object that passed less is not taken for one that did.
 
+    A unit that does not compile with the parts of the intrinsics that it names is tried with all of them.
+
     Raises:
         ToolchainError: with the compiler's first error line.
     """
+    more = (folder, includes, check, declared, passed)
+    if WHOLE in text and f"-D{WHOLE}" not in flags:
+        try:
+            return _compile_text(runner, toolchain, text, flags, *more)
+        except ToolchainError:
+            flags = [*flags, f"-D{WHOLE}"]
+    return _compile_text(runner, toolchain, text, flags, *more)
+
+
+def _compile_text(
+    runner: Runner,
+    toolchain: Toolchain,
+    text: str,
+    flags: Sequence[str],
+    folder: Path,
+    includes: Sequence[str],
+    check: Callable[[Path], None] | None,
+    declared: str,
+    passed: str,
+) -> tuple[Path, str, bool]:
     arguments = [*toolchain.command, *toolchain.places, *includes, *flags]
     with tempfile.TemporaryDirectory(prefix=".tk-", dir=folder) as scratch:
         # A short relative name: messages and __FILE__ do not depend on where this runs.
@@ -102,7 +127,7 @@ def compile_text(
                 raise ToolchainError(first_error(errors), command, status, errors)
             try:
                 kept = [flag for flag in flags if flag not in optional]
-                return compile_text(runner, toolchain, text, kept, folder, includes, check, declared, passed)
+                return _compile_text(runner, toolchain, text, kept, folder, includes, check, declared, passed)
             except ToolchainError as error:
                 reason = f"{first_error(errors)}; and without it: {error.args[0]}"
                 raise ToolchainError(reason, command, status, errors) from error

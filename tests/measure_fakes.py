@@ -70,7 +70,7 @@ WORLDS: dict[str, tuple[Mapping[str, Any], Fixtures]] = {}
 """What :func:`load` hands out, by the name of the kernel."""
 
 
-def load(name: str) -> tuple[Mapping[str, Any], Fixtures]:
+def load(name: str, *compilers: str) -> tuple[Mapping[str, Any], Fixtures]:
     return WORLDS[name]
 
 
@@ -80,6 +80,7 @@ class FakeRow:
     def __init__(self, suffix: str, times: Mapping[str, float], verdict: str | None = None) -> None:
         self.suffix, self.times, self.verdict = suffix, times, verdict
         self.alternative: tuple[str, ...] = ()
+        self.compiler = "cc 1.0"
 
     def address(self, name: str) -> int:
         return 0
@@ -177,21 +178,26 @@ class FakeHouse(House):
     def unbuilt(self, kernel: Kernel, suffix: str) -> bool:
         return suffix in self.missing
 
-    def build(self, kernels: Sequence[Kernel], progress: Callable[[int, int, str], None]) -> Built:
-        self.events.append("build")
+    def compilers(self, names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(names)
+
+    def build(
+        self, kernels: Sequence[Kernel], progress: Callable[[int, int, str], None], compiler: str = ""
+    ) -> Built:
+        self.events.append(f"build {compiler}".strip())
         progress(1, 2, "a row")
         return self.built
 
     def stamp(self, kernels: Sequence[Kernel]) -> None:
         self.events.append("stamp")
 
-    def grid(self, kernel: Kernel) -> Mapping[str, Any]:
+    def grid(self, kernel: Kernel, compilers: Sequence[str]) -> Mapping[str, Any]:
         return self.rows[kernel.name]
 
     def judged(self, kernel: Kernel, verdicts: Mapping[tuple[str, tuple[str, ...]], str | None]) -> None:
         self.verdicts.update(verdicts)
 
-    def why_not(self, kernel: Kernel) -> Mapping[str, str]:
+    def why_not(self, kernel: Kernel, compilers: Sequence[str]) -> Mapping[str, str]:
         return self.reasons[kernel.name]
 
     def fixtures(self, kernel: Kernel) -> Fixtures:
@@ -231,10 +237,10 @@ class FakeHouse(House):
             times[part.name] = [seconds, seconds * 1.01]
         return times
 
-    def journal(self, kernel: Kernel, compiler: str, options: Options) -> Journal:
+    def journal(self, kernel: Kernel, compiler: str, options: Options, compilers: Mapping[str, str]) -> Journal:
         path = self.journals / f"{kernel.key}.json" if self.journals else None
         key = {"compiler": compiler, "seed": options.seed}
-        return Journal(path, key, row_digests(kernel), options.fresh)
+        return Journal(path, key, row_digests(kernel, compilers), options.fresh)
 
     def write(
         self, winners: Mapping[Kernel, str], record: dict[str, Any], seats: Mapping[Kernel, Mapping[str, str]]

@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, TOY_ENVIRONMENT, run_python
+from conftest import ROOT, TOY_ENVIRONMENT, lacking, run_python
 from tunekit.build_tools import Runner, build_cached, find_toolchain, row_source
-from tunekit.build_tools.objects import compile_text, first_error
+from tunekit.build_tools.cross import find_toolchains, host
+from tunekit.build_tools.objects import WHOLE, compile_text, first_error
 from tunekit.build_tools.toolchain import COMMON, baseline_flags, keep_places, keep_program, row_flags
 
 import tunekit as tk
 from tunekit import dispatch, module, paths
+from tunekit.errors import ToolchainError
 from tunekit.kernel import Kernel
 
 pytestmark = pytest.mark.build
@@ -140,6 +142,45 @@ def test_what_cannot_compile_is_never_kept(tmp_path: Path) -> None:
         with pytest.raises(tk.ToolchainError, match="line 1: error"):
             compile_text(runner, toolchain, "int f(void) { return x; }", flags, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_unit_whose_parts_of_the_intrinsics_do_not_compile_gets_them_all(tmp_path: Path) -> None:
+    runner = Runner()
+    toolchain = find_toolchain(runner)
+    parts = f"#ifndef {WHOLE}\n#error parts\n#endif\n"
+    made, key, _ = compile_text(runner, toolchain, parts + "int f(void) { return 1; }", baseline_flags("x86_64"), tmp_path)
+    assert made.is_file()
+    _, again, cached = compile_text(
+        runner, toolchain, parts + "int f(void) { return 1; }", baseline_flags("x86_64"), tmp_path
+    )
+    assert (again, cached) == (key, True)
+    with pytest.raises(ToolchainError, match="nothing_like_it"):  # of what both lack the last word is the whole's
+        compile_text(runner, toolchain, parts + "nothing_like_it x;", baseline_flags("x86_64"), tmp_path)
+
+
+@pytest.mark.skipif(host() != "x86_64", reason="about x86's intrinsics")
+@pytest.mark.parametrize("name", ["gcc", "clang"])
+def test_rows_of_avx2_compile_with_the_parts_that_they_include(name: str, tmp_path: Path) -> None:
+    """Without the way out above: a leg that uses what its parts do not bring would compile twice for ever."""
+    from tunekit.build_tools.plan import plan
+    from tunekit.build_tools.render import render
+
+    from tunekit.q8.kernels import q8q8
+
+    runner = Runner()
+    toolchain = next((t for t in find_toolchains(runner, [name])[0] if t.arch == "x86_64"), None)
+    if toolchain is None:
+        lacking(name)
+    jobs = [j for j in plan(q8q8.kernel, "x86_64", None, False)[0] if {*j.features} <= {"avx2", "fma", "avxvnni"}]
+    kinds = {(dict(job.row.args).get("dot"), job.features): job for job in jobs if job.row is not None}
+    assert len(kinds) >= 3
+    for job in kinds.values():
+        text = render(q8q8.kernel, job.row, "x86_64", job.alternative, job.features)
+        assert "immintrin.h>\n#else" in text
+        (tmp_path / "u.c").write_text(text)
+        command = [*toolchain.command, *job.flags, "-w", "-Werror=implicit-function-declaration", "-fsyntax-only", "u.c"]
+        status, _, errors = runner.run(command, cwd=tmp_path)
+        assert status == 0 or "unrecognized" in errors or "unknown argument" in errors, f"{job.suffix}: {errors[:300]}"
 
 
 def test_the_first_error_line_is_found() -> None:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from tunekit import (
-    _manifest,
     _policy,
     _proofs,
     _status,
@@ -37,6 +36,7 @@ from tunekit.console import Console, apart, plain, results, seconds, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ManifestError, ToolchainError, TunekitError
 from tunekit.kernel import Kernel
+from tunekit.rows import split_name
 
 
 def _families(options: argparse.Namespace) -> None:
@@ -199,7 +199,7 @@ def _build_command(options: argparse.Namespace) -> int:
     kernels = [kernel for kernel in kernels if not dispatch.frozen(kernel)]
     if not kernels:
         return 0
-    from tunekit.build_tools import Runner, build_cached
+    from tunekit.build_tools import Runner, build_cached, build_named
 
     runner = Runner()
     reports: list[dict[str, Any]] = []
@@ -220,10 +220,7 @@ def _build_command(options: argparse.Namespace) -> int:
                 kind = "grid" if options.grid else "fat"
                 report = build_cached(unit, kind, runner=runner, progress=progress)
                 reports.append(_report_dict(report))
-            winners = _winners(unit)
-            if winners:
-                report = build_cached(unit, "stamped", winners, runner=runner, progress=progress)
-                reports.append(_report_dict(report))
+            reports += map(_report_dict, build_named(unit, runner, progress))
     except BaseException:
         runner.stop()
         raise
@@ -246,12 +243,6 @@ def _build_command(options: argparse.Namespace) -> int:
     if not reports:
         print("nothing to build: the install's module is there and no manifest names another row")
     return 0
-
-
-def _winners(unit: Sequence[Kernel]) -> dict[str, list[str]]:
-    """The rows that the manifests name for a unit's kernels, less those that no one could build."""
-    found = {kernel.key: _manifest.named_rows(kernel) for kernel in unit}
-    return {key: suffixes for key, suffixes in found.items() if suffixes}
 
 
 def _report_dict(report: Any) -> dict[str, Any]:
@@ -351,11 +342,12 @@ def _show_command(options: argparse.Namespace) -> int:
     kernel = dispatch.find_kernel(options.kernel)
     if dispatch.frozen(kernel):
         raise TunekitError(f"there is no C to show: {dispatch.why_frozen(kernel)}")
-    from tunekit.build_tools import Runner, find_toolchain, row_assembly, row_source
+    from tunekit.build_tools import Runner, find_toolchain, named, row_assembly, row_source
 
     if options.assembly:
         runner = Runner()
-        toolchain = find_toolchain(runner)
+        _, compiler = split_name(options.row)
+        toolchain = named(runner, compiler) if compiler else find_toolchain(runner)
         if options.arch not in (None, toolchain.arch):
             raise TunekitError(
                 f"the compiler makes {toolchain.arch}, not {options.arch}; name a cross compiler in CC, or drop --arch"

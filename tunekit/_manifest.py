@@ -23,12 +23,19 @@ from tunekit.cpu import this_box
 from tunekit.environment import settings
 from tunekit.errors import ManifestError
 from tunekit.kernel import Kernel, Scope
+from tunekit.rows import by_compiler, split_name
 
 _JSON_NAMES = {list: "an array", str: "text", int: "a number", float: "a number", bool: "true or false"}
 _TOO_LARGE = 16 * 1024 * 1024
 
 RECORD_SCHEMA = 1
 """Of the run record; a record of a newer one is named in the status, and never overwritten."""
+
+COMPILER = "@compiler"
+"""Ends the key that says which compiler builds a kernel's or a seat's row, where that is not the usual one.
+
+It stands beside the row, which keeps its plain name: a reader that knows nothing of it runs the row as it has it.
+"""
 
 _application: Path | None = None
 
@@ -62,10 +69,15 @@ class Manifest:
         return f"{kind} {self.path}" if self.path else "the manifest"
 
     def entry(self, kernel: Kernel, seat: str = "") -> str | None:
-        """The suffix for a kernel, or for a seat of it: under ``scope.name`` where that is spelt out, else its name."""
+        """The row for a kernel, or for a seat of it: under ``scope.name`` where that is spelt out, else its name.
+
+        ``suffix@compiler`` where the manifest names a compiler beside it.
+        """
         name = seat or kernel.name
         key = f"{kernel.scope.name}.{name}"
-        return self.entries.get(key, None if key in self.faults else self.entries.get(name))
+        key = key if key in self.entries or key in self.faults else name
+        suffix = self.entries.get(key)
+        return None if suffix is None else by_compiler(suffix, self.entries.get(key + COMPILER, ""))
 
     def fault(self, kernel: Kernel, seat: str = "") -> str | None:
         """What is wrong with the entry of a kernel or a seat, or None."""
@@ -346,6 +358,9 @@ def save(path: Path, entries: Mapping[str, str | None], record: Mapping[str, Any
         elif old.exists:
             merged = json.loads(paths.read_small(path).decode("utf-8-sig"))
         merged.update(entries)
+        for name in entries:
+            if not name.endswith(COMPILER) and name + COMPILER not in entries:
+                merged.pop(name + COMPILER, None)  # it was said of the row that stood there before
         merged = {name: value for name, value in merged.items() if entries.get(name, "") is not None}
         if record is not None:
             keep_record(record_path(path), record)
@@ -356,7 +371,7 @@ def save(path: Path, entries: Mapping[str, str | None], record: Mapping[str, Any
 
 
 def manifest_get(kernel: Kernel) -> str | None:
-    """The suffix that the manifests on disk name for a kernel, or None."""
+    """The row that the manifests on disk name for a kernel (``suffix@compiler`` where they name one), or None."""
     return next((suffix for layer in layers(kernel.scope.name) if (suffix := layer.entry(kernel)) is not None), None)
 
 
@@ -372,6 +387,12 @@ def seats_get(kernel: Kernel) -> dict[str, str]:
     return {}
 
 
+def spelt(key: str, name: str | None) -> dict[str, str | None]:
+    """The entries that say ``suffix@compiler`` under a key; None removes."""
+    suffix, compiler = split_name(name or "")
+    return {key: suffix or None, key + COMPILER: compiler or None}
+
+
 def named_rows(kernel: Kernel) -> list[str]:
     """Every row of the grid that a manifest on disk names for a kernel or a seat of it, each once."""
     named = [layer.entry(kernel, seat) for layer in layers(kernel.scope.name) for seat in ("", *kernel.seats)]
@@ -381,7 +402,8 @@ def named_rows(kernel: Kernel) -> list[str]:
 def manifest_set(kernel: Kernel, suffix: str, seats: Mapping[str, str] | None = None) -> Path:
     """Record a kernel's winner in its scope's manifest, and rows of its seats; returns the file.
 
-    A seat that is not named loses its entry, and so follows the kernel's row.
+    A seat that is not named loses its entry, and so follows the kernel's row. ``suffix@compiler`` is the row as that
+    compiler builds it.
 
     Raises:
         ManifestError: a suffix is not in the kernel's grid, or the file cannot be written.
@@ -422,7 +444,7 @@ def manifest_set_many(
                     f"kernel {kernel.name!r}: the seat {seat} cannot run {name!r} beside {suffix!r}: they read "
                     f"different layouts; name a row that agrees with it"
                 )
-        entries[before + kernel.name] = suffix
-        entries |= {before + seat: own.get(seat) for seat in kernel.seats}
+        for name in (kernel.name, *kernel.seats):
+            entries |= spelt(before + name, suffix if name == kernel.name else own.get(name))
     save(path, entries, record)
     return path

@@ -35,6 +35,7 @@ class StatusRow:
         frozen: ``reference-only`` or ``standalone`` where the kernel came in a frozen build, else empty.
         seats: companions with a row of their own, each with row, source and reason.
         unseated: companions whose own entry is not used, each with the reason.
+        compiler: what built the row that runs (the first line of its ``--version``), or empty.
     """
 
     kernel: str
@@ -49,6 +50,7 @@ class StatusRow:
     frozen: str = ""
     seats: dict[str, dict[str, str]] = field(default_factory=dict)
     unseated: dict[str, str] = field(default_factory=dict)
+    compiler: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -104,7 +106,7 @@ def status_of(kernel: Kernel) -> StatusRow:
     reason = choice.reason
     if choice.tier == "python" and not dispatch.loaded_modules(kernel):
         reason = f"{reason}; {dispatch.nothing_built(kernel)}"
-    compiler = str(binding.bound.module.stamp.get("compiler", "")) if binding.bound else ""
+    compiler = binding.bound.compiler if binding.bound else ""
     return StatusRow(
         kernel.name,
         kernel.scope.name,
@@ -118,6 +120,7 @@ def status_of(kernel: Kernel) -> StatusRow:
         frozen,
         {n: {"suffix": c.suffix, "source": c.source, "reason": c.reason} for n, c in choice.seats.items()},
         dict(choice.unseated),
+        compiler,
     )
 
 

@@ -17,7 +17,7 @@ from tunekit._manifest import Manifest, parse_manifest
 from tunekit.environment import Settings
 from tunekit.errors import ManifestError
 from tunekit.kernel import Kernel
-from tunekit.rows import REFERENCE, Row
+from tunekit.rows import REFERENCE, Row, by_compiler, split_name
 
 Needs = frozenset[str]
 
@@ -30,7 +30,7 @@ class World:
         arch: the architecture that the process runs on.
         features: the features usable here (CPU and operating system agree, disabled ones removed).
         built: suffix to the needs of its built objects, in the order of its alternatives; ``reference`` is
-            there when the portable C reference was built.
+            there when the portable C reference was built. ``suffix@compiler`` is what that compiler built of it.
         dropped: suffix to the reason why it was not built.
         frozen: the kind of the frozen build that the kernel came with (``reference-only``, ``standalone``), or empty.
         outdated: suffix to a cached module that holds the row as another release of the package had it.
@@ -66,6 +66,7 @@ class Choice:
         manifest: the file whose entry decided, or None.
         seats: companions that run another row than the kernel's, each with a choice of its own.
         unseated: companions whose own entry or pin cannot be had, each with the reason; they follow the kernel's row.
+        compiler: who built the object that runs, where that was asked for and is not the usual compiler.
     """
 
     kernel: str
@@ -78,6 +79,12 @@ class Choice:
     manifest: Path | None = None
     seats: Mapping[str, Choice] = field(default_factory=dict)
     unseated: Mapping[str, str] = field(default_factory=dict)
+    compiler: str = ""
+
+    @property
+    def name(self) -> str:
+        """The row, with the compiler where one was asked for: ``suffix@compiler``."""
+        return by_compiler(self.suffix, self.compiler)
 
     def log_line(self) -> str:
         """The stable, documented line for this choice: ``tunekit: KERNEL <- SUFFIX (SOURCE, TIER): REASON``."""
@@ -163,13 +170,24 @@ def _fallback(kernel: Kernel, world: World, why: str, warnings: tuple[str, ...] 
 
 
 def _named(kernel: Kernel, suffix: str, source: str, where: str, world: World) -> Choice | str:
-    """The choice of a pinned or recorded row, or why it cannot be had."""
+    """The choice of a pinned or recorded row, or why it cannot be had.
+
+    A compiler that is named beside the row decides nothing but speed: without its object the usual one's runs.
+    """
     if suffix == REFERENCE:
         return _reference(kernel, world, source, f"{where} names the reference")
+    row, compiler = split_name(suffix)
+    said = f"{where} names it"
     alternative, reason = refusal(kernel, suffix, world)
+    if compiler and reason is None:
+        said = f"{said}, built by {compiler}"
+    elif compiler:
+        said = f"{said}, built by {compiler}, which is not to be had ({reason}); the usual compiler's object runs"
+        alternative, reason = refusal(kernel, row, world)
+        compiler = ""
     if reason is not None:
-        return f"{where} names {suffix!r}: {reason}"
-    return Choice(kernel.key, suffix, source, "c", f"{where} names it", alternative)
+        return f"{where} names {row!r}: {reason}"
+    return Choice(kernel.key, row, source, "c", said, alternative, compiler=compiler)
 
 
 def _seated(kernel: Kernel, choice: Choice, stack: Sequence[Manifest], world: World, settings: Settings) -> Choice:
@@ -193,7 +211,7 @@ def _seated(kernel: Kernel, choice: Choice, stack: Sequence[Manifest], world: Wo
                     unseated[seat] = f"{label}, {fault}"
                 if named is not None or fault is not None or layer.entry(kernel) is not None:
                     break
-        if named is not None and named != choice.suffix:
+        if named is not None and named != choice.name:
             found = _named(kernel, named, source, label, world)
             if isinstance(found, str):
                 unseated[seat] = found

@@ -15,7 +15,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from tunekit.errors import (
 )
 from tunekit.kernel import Kernel
 from tunekit.module import BuiltRow, LoadedModule
-from tunekit.rows import REFERENCE, Row
+from tunekit.rows import REFERENCE, Row, by_compiler, compilers_in
 from tunekit.signature import CType, Parameter, Signature, bind_names, check_call, quick_check
 
 log = logging.getLogger("tunekit")
@@ -216,8 +216,12 @@ def find_kernel(name: str) -> Kernel:
 # --- modules ---------------------------------------------------------------------------------------------
 
 
-def index_path(kernel: Kernel, kind: str) -> Path:
-    """The small file that names the cached module of a kind (grid, stamped, fat) for a declaring module."""
+def index_path(kernel: Kernel, kind: str, compiler: str = "") -> Path:
+    """The small file that names the cached module of a kind (grid, stamped, fat) for a declaring module.
+
+    Modules by another compiler than the usual one are of kinds of their own: their rows have the same names.
+    """
+    kind = by_compiler(kind, compiler)
     return paths.modules_folder(this_box().key, kernel.scope.name) / f"{kernel.module}.{kind}.json"
 
 
@@ -258,8 +262,8 @@ class _Release:
         return all(v is not None and sources.get(key) == v for key, v in self.on_disk.items())
 
 
-def _cached(kernel: Kernel, kind: str, release: _Release) -> LoadedModule | None:
-    index = index_path(kernel, kind)
+def _cached(kernel: Kernel, kind: str, release: _Release, compiler: str = "") -> LoadedModule | None:
+    index = index_path(kernel, kind, compiler)
     entries = read_index(index)
     if not entries:
         return None
@@ -270,7 +274,8 @@ def _cached(kernel: Kernel, kind: str, release: _Release) -> LoadedModule | None
     entry = next((e for e in entries if release.made(e["sources"])), None)
     if entry is None:
         for key, rows in entries[0]["built"].items():
-            _outdated.setdefault(key, {}).update(dict.fromkeys(rows, entries[0]["file"]))
+            names = [by_compiler(suffix, compiler) for suffix in rows]
+            _outdated.setdefault(key, {}).update(dict.fromkeys(names, entries[0]["file"]))
         return None
     if not (index.parent / entry["file"]).is_file():
         return None
@@ -297,14 +302,20 @@ def _beside(kernel: Kernel, siblings: tuple[Kernel, ...]) -> LoadedModule | None
     return None
 
 
-def loaded_modules(kernel: Kernel, grid: bool = False) -> tuple[LoadedModule, ...]:
-    """The modules in which a kernel's rows are looked up, in order; with the grid module only when asked."""
+def loaded_modules(kernel: Kernel, grid: bool = False, compiler: str = "") -> tuple[LoadedModule, ...]:
+    """The modules in which a kernel's rows are looked up, in order; with the grid module only when asked.
+
+    With a compiler: those that it built beside the usual one's.
+    """
     with lock:
-        unit = f"{kernel.scope.name}:{kernel.module}:{grid}"
+        unit = by_compiler(f"{kernel.scope.name}:{kernel.module}:{grid}", compiler)
         if unit not in _modules:
             siblings = tuple(k for k in _kernels.values() if (k.scope, k.module) == (kernel.scope, kernel.module))
             if frozen(kernel):  # what it ships is all there is
-                found = [_beside(kernel, siblings)]
+                found = [None if compiler else _beside(kernel, siblings)]
+            elif compiler:
+                release = _Release(siblings, _beside(kernel, siblings))
+                found = [_cached(kernel, kind, release, compiler) for kind in ("stamped", *(("grid",) if grid else ()))]
             else:
                 beside = _beside(kernel, siblings)
                 release = _Release(siblings, beside)
@@ -354,11 +365,12 @@ def why_frozen(kernel: Kernel) -> str:
 
 
 def world_of(
-    kernel: Kernel, grid: bool = False, judged: bool = True
+    kernel: Kernel, grid: bool = False, judged: bool = True, compilers: Collection[str] = ()
 ) -> tuple[World, dict[str, tuple[tuple[LoadedModule, BuiltRow], ...]]]:
     """What a kernel's choice depends on here, and where each built row lies.
 
-    With ``judged`` off nothing is known of failed checks: a tuner asks every row again.
+    With ``judged`` off nothing is known of failed checks: a tuner asks every row again. Rows that ``compilers`` built
+    beside the usual one are there as ``suffix@compiler``.
     """
     rows: dict[str, tuple[tuple[LoadedModule, BuiltRow], ...]] = {}
     dropped: dict[str, str] = {}
@@ -367,6 +379,12 @@ def world_of(
             rows.setdefault(suffix, tuple((loaded, built) for built in objects))
         for suffix, reason in loaded.dropped(kernel).items():
             dropped.setdefault(suffix, reason)
+    for compiler in compilers:
+        for loaded in loaded_modules(kernel, grid, compiler=compiler):
+            for suffix, objects in loaded.objects(kernel).items():
+                rows.setdefault(by_compiler(suffix, compiler), tuple((loaded, built) for built in objects))
+            for suffix, reason in loaded.dropped(kernel).items():
+                dropped.setdefault(by_compiler(suffix, compiler), reason)
     built = {suffix: tuple(b.needs for _, b in found) for suffix, found in rows.items()}
     left = {s: r for s, r in dropped.items() if s not in built}
     with lock:
@@ -378,14 +396,14 @@ def world_of(
 
 
 def judged(kernel: Kernel, verdicts: Mapping[tuple[str, tuple[str, ...]], str | None]) -> None:
-    """Keep what checks said of built rows on this box: (suffix, features) to what failed, or None for a pass.
+    """Keep what checks said of built rows on this box: (name, features) to what failed, or None for a pass.
 
     A row that failed is not chosen here until it is built from other code or passes.
 
     Raises:
         ManifestError: it cannot be written down.
     """
-    _, rows = world_of(kernel, grid=True, judged=False)
+    _, rows = world_of(kernel, grid=True, judged=False, compilers=compilers_in(name for name, _ in verdicts))
     keys = {(s, built.features): built.object for s, found in rows.items() for _, built in found}
     _verdicts.save(kernel.scope.name, {keys[name]: why for name, why in verdicts.items() if keys.get(name)})
 
@@ -419,6 +437,11 @@ class BoundRow:
     def alternative(self) -> tuple[str, ...]:
         """The features that this object was compiled with."""
         return self.built.features
+
+    @property
+    def compiler(self) -> str:
+        """The first line of its compiler's ``--version``."""
+        return str(self.module.stamp.get("compiler", ""))
 
     def _index(self, name: str) -> tuple[int, Signature]:
         for index, (function, signature) in enumerate(self.kernel.functions):
@@ -492,7 +515,7 @@ def _bound(
     rows: Mapping[str, tuple[tuple[LoadedModule, BuiltRow], ...]],
 ) -> BoundRow:
     loaded, built = rows[suffix][alternative]
-    return BoundRow(kernel, suffix, kernel.row(suffix), source, loaded, built)
+    return BoundRow(kernel, built.suffix, kernel.row(suffix), source, loaded, built)
 
 
 def _decide(kernel: Kernel) -> Binding:
@@ -504,17 +527,18 @@ def _decide(kernel: Kernel) -> Binding:
         name = seat or kernel.name
         named.append(environment.pinned(f"{kernel.scope.name}.{name}") or environment.pinned(name))
         named += [layer.entry(kernel, seat) for layer in layers]
-    world, rows = world_of(kernel)
+    compilers = compilers_in(named)
+    world, rows = world_of(kernel, compilers=compilers)
     # The grid's module is large: it is loaded for a row that nothing else holds, and where there is nothing else.
     if not loaded_modules(kernel) or any(s not in (None, REFERENCE) and s not in world.built for s in named):
-        world, rows = world_of(kernel, grid=True)
+        world, rows = world_of(kernel, grid=True, compilers=compilers)
     choice = choose(kernel, layers, world, environment)
     bound = None
     if choice.tier == "c":
-        bound = _bound(kernel, choice.suffix, choice.alternative, choice.source, rows)
+        bound = _bound(kernel, choice.name, choice.alternative, choice.source, rows)
         if choice.seats:
             bound = seated(
-                bound, {n: _bound(kernel, c.suffix, c.alternative, c.source, rows) for n, c in choice.seats.items()}
+                bound, {n: _bound(kernel, c.name, c.alternative, c.source, rows) for n, c in choice.seats.items()}
             )
     return Binding(choice, bound, layers)
 
@@ -669,26 +693,32 @@ def untuned_row(kernel: Kernel) -> str:
 # --- the grid --------------------------------------------------------------------------------------------
 
 
-def grid_rows(kernel: Kernel) -> dict[str, BoundRow]:
+def grid_rows(kernel: Kernel, compilers: Sequence[str] = ()) -> dict[str, BoundRow]:
     """Every built row that can run here, by suffix: the C reference first, then rows in order of declaration.
 
-    Those that failed a check before are among them.
+    Those that failed a check before are among them. What other compilers built of a row follows it as
+    ``suffix@compiler``.
     """
-    world, rows = world_of(kernel, grid=True, judged=False)
+    world, rows = world_of(kernel, grid=True, judged=False, compilers=compilers)
     found: dict[str, BoundRow] = {}
     if world.built.get(REFERENCE):
         found[REFERENCE] = _bound(kernel, REFERENCE, 0, "grid", rows)
-    for row in kernel.rows:
-        alternative, reason = refusal(kernel, row.suffix, world)
+    for name in _names(kernel, compilers):
+        alternative, reason = refusal(kernel, name, world)
         if reason is None:
-            found[row.suffix] = _bound(kernel, row.suffix, alternative, "grid", rows)
+            found[name] = _bound(kernel, name, alternative, "grid", rows)
     return found
 
 
-def why_not(kernel: Kernel) -> dict[str, str]:
-    """Suffix to reason for every row that cannot run here: declined, not built, or a feature that is missing."""
-    world, _ = world_of(kernel, grid=True, judged=False)
-    return {row.suffix: reason for row in kernel.rows if (reason := refusal(kernel, row.suffix, world)[1]) is not None}
+def why_not(kernel: Kernel, compilers: Sequence[str] = ()) -> dict[str, str]:
+    """Name to reason for every row that cannot run here: declined, not built, or a feature that is missing."""
+    world, _ = world_of(kernel, grid=True, judged=False, compilers=compilers)
+    names = _names(kernel, compilers)
+    return {name: reason for name in names if (reason := refusal(kernel, name, world)[1]) is not None}
+
+
+def _names(kernel: Kernel, compilers: Sequence[str]) -> list[str]:
+    return [by_compiler(row.suffix, compiler) for row in kernel.rows for compiler in ("", *compilers)]
 
 
 # --- what callers hold -----------------------------------------------------------------------------------
@@ -866,7 +896,7 @@ class Tuned(TunedFunction):
     """A tuned kernel: what :func:`tunekit.tune` returns."""
 
     def manifest_get(self) -> str | None:
-        """The suffix that the scope's manifest names for this kernel, or None."""
+        """The row that the scope's manifest names for this kernel (``suffix@compiler`` where it does), or None."""
         return _manifest.manifest_get(self.kernel)
 
     def manifest_set(self, suffix: str, seats: Mapping[str, str] | None = None) -> Path:

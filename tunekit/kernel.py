@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunekit.cpu.requires import Requires, parse
-from tunekit.rows import REFERENCE, Row
+from tunekit.rows import REFERENCE, Row, split_name
 from tunekit.signature import Signature
 
 ABI = 1
@@ -147,8 +147,9 @@ class Kernel:
         return found[0] == found[1]
 
     def row(self, suffix: str) -> Row | None:
-        """The row of that name, or None."""
-        return next((row for row in self.rows if row.suffix == suffix), None)
+        """The row of that name, or None; ``suffix@compiler`` is the row, whoever builds it."""
+        wanted, _ = split_name(suffix)
+        return next((row for row in self.rows if row.suffix == wanted), None)
 
     def requires(self, row: Row) -> Requires:
         return parse(row.requires)

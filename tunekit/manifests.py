@@ -70,11 +70,11 @@ def _scopes(name: str | None) -> dict[str, tuple[Kernel, ...]]:
 
 def _entries(scope: str, kernels: Sequence[Kernel]) -> dict[str, str]:
     """What the manifests together name for a scope's kernels and their seats."""
-    found = {kernel.name: _manifest.manifest_get(kernel) for kernel in kernels}
-    entries = {name: suffix for name, suffix in found.items() if suffix is not None}
+    named = {kernel.name: _manifest.manifest_get(kernel) for kernel in kernels}
     for kernel in kernels:
-        entries |= _manifest.seats_get(kernel)
-    return entries
+        named |= _manifest.seats_get(kernel)
+    entries = {key: value for name in named for key, value in _manifest.spelt(name, named[name]).items()}
+    return {key: value for key, value in entries.items() if value is not None}
 
 
 def _record(scope: str, kernels: Sequence[Kernel]) -> dict[str, Any] | None:
@@ -223,7 +223,8 @@ def _diff(options: argparse.Namespace) -> int:
             here = {**there, **here}
         else:
             there = other.get(scope, {}).get("manifest", {})
-        for name in [name for kernel in kernels for name in (kernel.name, *kernel.seats)]:
+        named = [name for kernel in kernels for name in (kernel.name, *kernel.seats)]
+        for name in [key for one in named for key in (one, one + _manifest.COMPILER)]:
             # An application's file spells kernels out.
             theirs = there.get(f"{scope}.{name}", there.get(name))
             if here.get(name) != theirs:
@@ -259,7 +260,9 @@ def _import(options: argparse.Namespace) -> int:
         old = _manifest.read_manifest(path).entries
         for name, suffix in part["manifest"].items():
             kernel = kernels.get(name)
-            if kernel is None:
+            if name.endswith(_manifest.COMPILER) and name.removesuffix(_manifest.COMPILER) in kernels:
+                note = ""
+            elif kernel is None:
                 note = "no kernel of this version has that name; kept for one that has"
             elif not isinstance(suffix, str) or not kernel.knows(suffix):
                 note = "its grid has no such row here; kept, and the fallback runs"

@@ -129,6 +129,7 @@ def show(result: ScopeResult, console: Console, quiet: bool) -> None:
                 console.say(console.style(line, colour) if colour else line)
             spared = f"not measured again: {', '.join(kernel.reused)} (--fresh does)" if kernel.reused else None
             notes = [f"note: {note}" for note in kernel.notes]
+            notes += [f"@{name}: {label}; the others: {kernel.usual}" for name, label in kernel.compilers.items()]
             for text in (noise_line(kernel), *confirm_lines(kernel), spared, *notes):
                 if text:
                     console.say(text)
@@ -182,6 +183,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--row-timeout", type=_seconds, default=20.0, metavar="S", help="seconds for one check of a row (20)")
     add("--model", metavar="FILE", help="confirm winners on this model (Q8: a GGUF file of a llama-like model)")
     add("--confirm", metavar="ROW", help="confirm this row as if it had won; races nothing and writes nothing")
+    add("--compilers", metavar="LIST", help="race what each of these compilers makes of the rows (gcc,clang)")
     add("--no-probe", action="store_true", help="do not measure what dispatch costs (python -m tunekit probe)")
     add("--fresh", action="store_true", help="forget the present winners and what earlier runs measured")
     add("--dry-run", action="store_true", help="measure and report, write nothing")
@@ -257,6 +259,7 @@ def _run(
         gate.Limits(row=arguments.row_timeout),
         model=arguments.model,
         confirm=arguments.confirm,
+        compilers=tuple(name.strip() for name in (arguments.compilers or "").split(",") if name.strip()),
     )
     with _console.apart(arguments.json):
         talk = console or Console(quiet=arguments.quiet or arguments.json, progress=arguments.progress)

@@ -11,7 +11,7 @@ is another row on another weight plane.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tunekit.errors import DeclarationError
@@ -21,6 +21,7 @@ Value = bool | int | float | str
 REFERENCE = "reference"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SUFFIX = re.compile(r"[A-Za-z0-9_]+\Z")
+_COMPILER = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*\Z")
 
 
 def _token(name: str, value: Value) -> str:
@@ -33,6 +34,28 @@ def _token(name: str, value: Value) -> str:
     if isinstance(value, float):
         return name + repr(value).replace(".", "d")
     return f"{name}{value}"
+
+
+def by_compiler(suffix: str, compiler: str) -> str:
+    """The name of a row as another compiler than the usual one builds it: ``kstep2@clang``."""
+    return f"{suffix}@{compiler}" if compiler else suffix
+
+
+def is_compiler(name: str) -> bool:
+    """Whether a name can be that of a compiler on PATH, and part of a file's name."""
+    return _COMPILER.match(name) is not None
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """A row's suffix, and the compiler that the name asks for (empty: the usual one)."""
+    suffix, _, compiler = name.partition("@")
+    return suffix, compiler
+
+
+def compilers_in(names: Iterable[str | None]) -> tuple[str, ...]:
+    """The compilers that names of rows ask for, each once."""
+    found = dict.fromkeys(split_name(name)[1] for name in names if name)
+    return tuple(name for name in found if is_compiler(name))
 
 
 def derive_suffix(args: Sequence[tuple[str, Value]]) -> str:

@@ -56,7 +56,7 @@ from tunekit.measure.fixtures import EVERYTHING, BoundRow, Chain, Fixtures, chec
 from tunekit.measure.journal import Journal, confirm_key
 from tunekit.measure.race import Deadline
 from tunekit.measure.record import ConfirmRecord, KernelRecord, RowRecord, RunRecord, merge
-from tunekit.rows import REFERENCE
+from tunekit.rows import REFERENCE, by_compiler, compilers_in, split_name
 
 DONE, FAILED, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -182,7 +182,19 @@ class House:
         legal = kernel.refuses(row, world.arch) is None and kernel.requires(row).holds(world.features)
         return legal and suffix not in world.built and suffix not in world.dropped
 
-    def build(self, kernels: Sequence[Kernel], progress: Callable[[int, int, str], None]) -> Built:
+    def compilers(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Of compilers that a user named, those other than the usual one. Raises TunekitError where one is not here."""
+        if not names:
+            return ()
+        tools = _build_tools()
+        try:
+            return tuple(tools.others(tools.Runner(), names))
+        except ToolchainError as error:
+            raise TunekitError(f"--compilers {','.join(names)}: {error.args[0]}") from error
+
+    def build(
+        self, kernels: Sequence[Kernel], progress: Callable[[int, int, str], None], compiler: str = ""
+    ) -> Built:
         """Build the grid of all kernels of one declaring file. An exception of ``progress`` ends the build."""
         from tunekit import dispatch
 
@@ -192,7 +204,7 @@ class House:
             return Built(problem=str(error))
         runner = tools.Runner()
         try:
-            report = tools.build_cached(kernels, "grid", runner=runner, progress=progress)
+            report = tools.build_cached(kernels, "grid", runner=runner, progress=progress, compiler=compiler)
         except TemplateError as error:
             if any(_templates.lost((k.template, k.reference), Path(k.file).parent) for k in kernels):
                 return Built(problem=str(error))
@@ -206,25 +218,20 @@ class House:
         return Built(report.compiler, report.compiled, report.cached)
 
     def stamp(self, kernels: Sequence[Kernel]) -> None:
-        """Build the small module with just what the manifest names for the kernels of one declaring file."""
-        tools = _build_tools()
-        from tunekit import _manifest
+        """Build the small modules with just what the manifest names for the kernels of one declaring file."""
+        _build_tools().build_named(kernels)
 
-        rows = {kernel.key: named for kernel in kernels if (named := _manifest.named_rows(kernel))}
-        if rows:
-            tools.build_cached(kernels, "stamped", rows=rows)
-
-    def grid(self, kernel: Kernel) -> Mapping[str, BoundRow]:
-        """Built rows that run here, the C reference among them as ``reference``."""
+    def grid(self, kernel: Kernel, compilers: Sequence[str]) -> Mapping[str, BoundRow]:
+        """Built rows that run here, the C reference among them as ``reference``; those of compilers as ``row@name``."""
         from tunekit import dispatch
 
-        return dispatch.grid_rows(kernel)
+        return dispatch.grid_rows(kernel, compilers)
 
-    def why_not(self, kernel: Kernel) -> Mapping[str, str]:
+    def why_not(self, kernel: Kernel, compilers: Sequence[str]) -> Mapping[str, str]:
         """The reason for every row that cannot run here."""
         from tunekit import dispatch
 
-        return dispatch.why_not(kernel)
+        return dispatch.why_not(kernel, compilers)
 
     def fixtures(self, kernel: Kernel) -> Fixtures:
         """The family's gates and regimes. Raises NoFixtures where it declares none."""
@@ -288,8 +295,11 @@ class House:
         pins = {f"{kernel.scope.name}.{name}": row for name, row in named.items()}
         return run_arm(job, arm, pins, chain, deadline)
 
-    def journal(self, kernel: Kernel, compiler: str, options: Options) -> Journal:
-        """What earlier runs found out about the kernel on this box, as far as it still counts."""
+    def journal(self, kernel: Kernel, compiler: str, options: Options, compilers: Mapping[str, str]) -> Journal:
+        """What earlier runs found out about the kernel on this box, as far as it still counts.
+
+        ``compilers`` are the others than the usual one, name to version line: they count for their own rows alone.
+        """
         from tunekit import __version__, paths
         from tunekit.cpu import this_box
 
@@ -307,8 +317,8 @@ class House:
         try:
             folder = paths.private_folder(paths.cache_root() / "journal" / this_box().key)
         except TunekitError:
-            return Journal(None, key, row_digests(kernel))
-        return Journal(folder / f"{kernel.key}.json", key, row_digests(kernel), options.fresh)
+            return Journal(None, key, row_digests(kernel, compilers))
+        return Journal(folder / f"{kernel.key}.json", key, row_digests(kernel, compilers), options.fresh)
 
     def write(
         self, winners: Mapping[Kernel, str], record: dict[str, Any], seats: Mapping[Kernel, Mapping[str, str]]
@@ -344,6 +354,7 @@ class Options:
         plan: of the races.
         model: the file of a model to confirm winners on, or None for what the family finds by itself.
         confirm: a row to confirm as if it had won the races, which are then left out; nothing is written.
+        compilers: names of compilers whose rows race beside the usual one's.
     """
 
     kernels: tuple[str, ...] = ()
@@ -356,6 +367,7 @@ class Options:
     plan: race.Plan = field(default_factory=race.Plan)
     model: str | None = None
     confirm: str | None = None
+    compilers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -491,6 +503,8 @@ def tune(
         KeyboardInterrupt: passed on; the manifests of scopes not yet finished are as they were.
     """
     rooms = house or House()
+    others = rooms.compilers((*options.compilers, *compilers_in([options.confirm])))
+    options = dataclasses.replace(options, compilers=others)
     reason = None if options.dry_run else rooms.refuse_to_write()
     if reason is not None:
         raise PolicyError(reason)
@@ -535,11 +549,24 @@ def _unusable(scope: str, problem: str, options: Options, house: House) -> Scope
     return ScopeResult(record, None, FAILED, problem=problem)
 
 
-def entrants(kernel: Kernel, house: House, fresh: bool) -> Entrants | KernelRecord:
-    """A kernel's rows before anything ran, or the record that says why nothing can be chosen."""
+def entrants(kernel: Kernel, house: House, fresh: bool, compilers: Sequence[str] = ()) -> Entrants | KernelRecord:
+    """A kernel's rows before anything ran, or the record that says why nothing can be chosen.
+
+    Rows of ``compilers`` enter beside the usual one's, and what the manifest names does, whoever built it.
+    """
     previous = house.incumbent(kernel)
-    bound, why = house.grid(kernel), house.why_not(kernel)
-    rows = {row.suffix: RowRecord("unavailable", why.get(row.suffix, "")) for row in kernel.rows}
+    named = () if fresh else (previous, *house.seats(kernel).values())
+    every = list(dict.fromkeys((*compilers, *compilers_in(named))))
+
+    def asked(name: str) -> bool:
+        _, compiler = split_name(name)
+        return compiler in ("", *compilers) or name in named
+
+    bound = {name: row for name, row in house.grid(kernel, every).items() if asked(name)}
+    why = house.why_not(kernel, every)
+    names = [by_compiler(row.suffix, compiler) for row in kernel.rows for compiler in ("", *every)]
+    names = [name for name in names if asked(name)]
+    rows = {name: RowRecord("unavailable", why.get(name, "")) for name in names}
     if not any(suffix != REFERENCE for suffix in bound):
         reasons = "; ".join(dict.fromkeys(r.reason for r in rows.values() if r.reason))
         text = f"no row can run on this box: {reasons or 'nothing was built'}"
@@ -558,7 +585,7 @@ def entrants(kernel: Kernel, house: House, fresh: bool) -> Entrants | KernelReco
     seats = {seat: s for seat, s in house.seats(kernel).items() if s in bound} if standing is not None else {}
     for suffix in bound:
         rows[suffix] = RowRecord("unmeasured", "not raced")
-    order = [REFERENCE, *(row.suffix for row in kernel.rows)]
+    order = [REFERENCE, *names]
     rows = {suffix: rows[suffix] for suffix in order if suffix in rows}
     return Entrants(kernel, bound, fallback, standing, previous, rows, seats=seats)
 
@@ -581,6 +608,7 @@ class _Run:
         self.stages = _Stages(clock)
         self.notes: list[str] = []
         self.compilers: dict[str, str] = {}
+        self.others: dict[str, dict[str, str]] = {}
 
     def run(self) -> ScopeResult:
         started = _now()
@@ -592,8 +620,14 @@ class _Run:
             share = self.deadline.share(1 / (len(self.kernels) - done))
             entry, bad = self.one_kernel(kernel, share)
             failed = failed or bad
+            usual, others = self.compilers.get(kernel.module, ""), self.others.get(kernel.name, {})
             records[kernel.name] = dataclasses.replace(
-                entry, ended=_now(), compiler=self.compilers.get(kernel.module, ""), hashes=self.house.hashes(kernel)
+                entry,
+                ended=_now(),
+                compiler=others.get(split_name(entry.winner or "")[1], usual),
+                hashes=self.house.hashes(kernel),
+                usual=usual,
+                compilers=others,
             )
         box, brand = self.house.box()
         digests = {k.key: records[k.name].hashes.get("grid", "") for k in self.kernels}
@@ -619,36 +653,40 @@ class _Run:
 
     def build(self) -> None:
         modules = list(dict.fromkeys(kernel.module for kernel in self.kernels))
+        todo = [(module, compiler) for module in modules for compiler in ("", *self.options.compilers)]
         whole = self.deadline.share(BUILD_SHARE)
-        for at, module in enumerate(modules):
+        for at, (module, compiler) in enumerate(todo):
             if self.deadline.over():
                 return  # it came while this run waited for its turn
-            limit = whole.share(1 / (len(modules) - at))
+            limit = whole.share(1 / (len(todo) - at))
             # All kernels of a file share a module, so all are built even where one is tuned.
             siblings = [k for k in self.house.kernels(self.scope) if k.module == module]
 
-            def progress(done: int, of: int, label: str, limit: Deadline = limit) -> None:
-                self.console.step(Step("build", self.scope, "", "", done, of, "objects", label))
+            def progress(done: int, of: int, label: str, limit: Deadline = limit, by: str = compiler) -> None:
+                item = f"{label} by {by}" if by else label
+                self.console.step(Step("build", self.scope, "", "", done, of, "objects", item))
                 if limit.over():
                     raise _BuildTimeUp(f"{done} of {of} objects")
 
             try:
-                built = self.house.build(siblings, progress)
+                built = self.house.build(siblings, progress, *((compiler,) if compiler else ()))
             except _BuildTimeUp as error:
                 self.notes.append(
                     f"the build used up its share of the time limit ({error}), so the rows that were built before "
                     "were raced; the objects stay in the cache, and the next run goes on from there"
                 )
                 continue
-            self.compilers[module] = built.compiler
+            if not compiler:
+                self.compilers[module] = built.compiler
             if built.problem:
-                self.notes.append(f"the grid was not built: {built.problem}")
+                by = f" by {compiler}" if compiler else ""
+                self.notes.append(f"the grid was not built{by}: {built.problem}")
 
     # --- one kernel
 
     def one_kernel(self, kernel: Kernel, deadline: Deadline) -> tuple[KernelRecord, bool]:
         """A kernel's record, and whether its reference or its fallback failed."""
-        found = entrants(kernel, self.house, self.options.fresh)
+        found = entrants(kernel, self.house, self.options.fresh, self.options.compilers)
         if isinstance(found, KernelRecord):
             return found, False
         try:
@@ -667,7 +705,10 @@ class _Run:
             _not_raced(found, "not raced: its fixtures cannot be used")
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
         compiler = self.compilers.get(kernel.module, "")
-        journal = self.house.journal(kernel, compiler, self.options)
+        names = {split_name(name)[1]: row for name, row in found.bound.items()}
+        others = {name: row.compiler for name, row in names.items() if name}
+        self.others[kernel.name] = others
+        journal = self.house.journal(kernel, compiler, self.options, others)
         with self.stages.timed("gate"):
             try:
                 reason = self.check(found, journal, deadline)
@@ -726,6 +767,11 @@ class _Run:
             notes=[*record.notes, note],
         )
 
+    def job(self, kernel: Kernel) -> gate.Job:
+        """How a child finds the kernel's rows, those of other compilers among them."""
+        job = self.house.job(kernel)
+        return dataclasses.replace(job, args=(*job.args, *(f"@{name}" for name in self.others[kernel.name])))
+
     def remember(self, found: Entrants) -> None:
         """Keep what the checks said, so that a row which failed is not chosen, with a manifest or without one."""
         verdicts = {
@@ -746,7 +792,7 @@ class _Run:
         if self.options.confirm:
             order = [s for s in order if s in (found.fallback, self.options.confirm)]
         base = [s for s in order if s in (REFERENCE, found.fallback)]
-        job = self.house.job(found.kernel)
+        job = self.job(found.kernel)
         known = {s: gate.Verdict(s, gate.PASSED, "", t) for s in order if (t := journal.passed(s)) is not None}
         if known:
             found.reused.append(f"the checks of {len(known)} rows")
@@ -946,7 +992,7 @@ class _Run:
     def check_pair(self, kernel: Kernel, arm: Arm, deadline: Deadline) -> str | None:
         """Run the gates on a row with another row in a seat of it; None, or the reason against the pair."""
         name = pair_name(arm.row, arm.seats)
-        job = self.house.job(kernel)
+        job = self.job(kernel)
         job = dataclasses.replace(job, args=(*job.args, name))
         verdict = gate.gate_rows(job, [name], limits=self.options.limits, deadline=deadline)[name]
         return None if verdict.state == gate.PASSED else verdict.reason

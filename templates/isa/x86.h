@@ -1,6 +1,6 @@
 //# SPDX-License-Identifier: Apache-2.0
 /* isa/x86.h: what the x86 legs of 256 and of 512 bits share: types, the compiler barrier, the float fold. */
-#include <immintrin.h>
+//% include "tunekit/isa/intrinsics.h"
 
 typedef __m${ width }i tk_i; /* ${ lanes } int32 sums, one per row of a row vector */
 typedef __m${ width } tk_f;  /* ${ lanes } float32, likewise */

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "knobs.h"
+#include "pack.h"
 #include "probe.h"
 #include "q8.h"
 
@@ -28,6 +29,8 @@ static PyMethodDef methods[] = {
     {"q8_quantize", FAST(tk_q8_py_quantize), "q8_quantize(row, q, s, x, T, K)"},
     {"q8_api", FAST(tk_q8_py_api), "q8_api(row, kgroup, bias, maker, name, source) -> capsule of the table in tunekit_q8.h"},
     {"q8_regions", FAST(tk_q8_py_regions), "q8_regions(row, x | None, q | None, s | None, T, K, regions)"},
+    {"pack", FAST(tk_py_pack), "pack(out, source, first, stride, N, blocks, bytes, mr, kgroup, flip)"},
+    {"halves", FAST(tk_py_halves), "halves(out, source, first, stride, count)"},
     {"knobs", tk_knobs, METH_NOARGS, "The numbers that dispatch goes by, by name."},
     {"set_knob", FAST(tk_set_knob), "set_knob(name, value)"},
     {"team_live", tk_py_team_live, METH_NOARGS, "Lanes that a product may have now."},

@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
+from tunekit._manifest import COMPILER
 from tunekit.console import Step
 from tunekit.kernel import Kernel
 from tunekit.measure import race, stats, verdicts
@@ -15,6 +17,7 @@ from tunekit.measure.fixtures import EVERYTHING, BoundRow, Regime
 from tunekit.measure.journal import Journal
 from tunekit.measure.race import Deadline
 from tunekit.measure.record import RegimeRecord, RowRecord
+from tunekit.rows import split_name
 from tunekit.team import threads
 
 
@@ -96,7 +99,7 @@ class Competition:
     ) -> None:
         self.found, self.regimes, self.journal = found, list(regimes), journal
         self.plan, self.seed, self.clock, self.timed, self.say = plan, seed, clock, timed, say
-        self.args = {s: found.kernel.full_args(found.kernel.row(s)) for s in found.bound}
+        self.args = {s: _arguments(found.kernel, s) for s in found.bound}
         self.chooses = {p for r in regimes if r.decides != EVERYTHING for p in r.decides}
         self.result = Result()
         self.racers: list[str] = []
@@ -309,6 +312,12 @@ class Competition:
             return tuple(stats.equals_without(self.args, name, self.chooses))
 
         return key
+
+
+def _arguments(kernel: Kernel, name: str) -> dict[str, Any]:
+    """What a row differs by from others: its arguments, and who built it where that is not the usual compiler."""
+    _, compiler = split_name(name)
+    return {**kernel.full_args(kernel.row(name)), **({COMPILER: compiler} if compiler else {})}
 
 
 def _rounds(result: race.RaceResult) -> int:

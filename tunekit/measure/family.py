@@ -14,7 +14,7 @@ from tunekit.errors import GateError, TunekitError
 from tunekit.kernel import Kernel
 from tunekit.measure import samples
 from tunekit.measure.fixtures import EVERYTHING, BoundRow, Chain, ConfirmFixtures, Fixtures, Part
-from tunekit.rows import REFERENCE, Row
+from tunekit.rows import REFERENCE, Row, by_compiler
 
 OWN_REGIMES = "its own regimes"
 """The chain of a family that declares none: one pass of every regime that chooses, on all lanes."""
@@ -63,10 +63,14 @@ def pair_name(row: str, seats: Mapping[str, str]) -> str:
 
 
 def load_rows(module: str, scope: str, name: str, *pairs: str) -> tuple[Mapping[str, BoundRow], Fixtures]:
-    """The rows and fixtures of a kernel, in the child process that checks them; ``pairs`` as :func:`pair_name` says."""
+    """The rows and fixtures of a kernel, in the child process that checks them; ``pairs`` as :func:`pair_name` says.
+
+    Rows of a compiler other than the usual one are there where ``pairs`` has its ``@name``.
+    """
     kernel = _find(module, scope, name)
-    rows: dict[str, Any] = dict(dispatch.grid_rows(kernel))
-    for pair in pairs:
+    compilers = [word.removeprefix("@") for word in pairs if word.startswith("@")]
+    rows: dict[str, Any] = dict(dispatch.grid_rows(kernel, compilers))
+    for pair in (word for word in pairs if not word.startswith("@")):
         row, *seats = pair.split("+")
         own = dict(seat.split("=", 1) for seat in seats)
         rows[pair] = dispatch.seated(rows[row], {seat: rows[other] for seat, other in own.items()})
@@ -86,8 +90,8 @@ def load_chain(
         if kernel.key not in dispatch.used():
             return None
         choice = dispatch.peek(kernel).choice
-        seats = {seat: own.suffix for seat, own in choice.seats.items()}
-        return {"row": choice.suffix, "tier": choice.tier, "seats": seats}
+        seats = {seat: own.name for seat, own in choice.seats.items()}
+        return {"row": choice.name, "tier": choice.tier, "seats": seats}
 
     return found, witness
 
@@ -150,8 +154,13 @@ def _calls(call: Callable[[], None]) -> int:
 # --- what a journal depends on ---------------------------------------------------------------------------
 
 
-def row_digests(kernel: Kernel) -> dict[str, str]:
-    """A digest of each row's own part of the declaration, the reference's among them."""
+def row_digests(kernel: Kernel, compilers: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A digest of each row's own part of the declaration, the reference's among them.
+
+    Args:
+        kernel: the declaration.
+        compilers: version lines of others than the usual one, by name: of their rows there are digests, too.
+    """
 
     def digest(row: Row | None) -> str:
         data: Any = None
@@ -159,7 +168,13 @@ def row_digests(kernel: Kernel) -> dict[str, str]:
             data = [list(row.args), row.requires, kernel.targets(row), list(kernel.inside(row))]
         return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
 
-    return {REFERENCE: digest(None), **{row.suffix: digest(row) for row in kernel.rows}}
+    own = {row.suffix: digest(row) for row in kernel.rows}
+    made = {
+        by_compiler(suffix, name): f"{found} {label}"
+        for name, label in (compilers or {}).items()
+        for suffix, found in own.items()
+    }
+    return {REFERENCE: digest(None), **own, **made}
 
 
 def declaration_digest(kernel: Kernel) -> str:

@@ -27,6 +27,10 @@ class BoundRow(Protocol):
     def alternative(self) -> Any:
         """The features that this object was compiled for."""
 
+    @property
+    def compiler(self) -> str:
+        """The first line of its compiler's ``--version``."""
+
     def address(self, name: str) -> int:
         """The C address of the kernel or companion ``name``."""
 

@@ -21,6 +21,7 @@ from tunekit._manifest import write_atomically
 from tunekit.errors import MalformedManifest
 from tunekit.measure.race import RaceResult
 from tunekit.measure.record import ConfirmRecord, RowRecord, read_as
+from tunekit.rows import split_name
 
 SCHEMA = 1
 
@@ -73,6 +74,18 @@ class Journal:
         old = None if fresh or path is None else _read(path)
         if old is None or old.key != now:
             old = Pages(key=now)
+        # Of compilers that are not in question this time, what was found stays, unless the row itself is another.
+        asked = {split_name(name)[1] for name in digests}
+        digests = {
+            **digests,
+            **{
+                name: digest
+                for name, digest in old.digests.items()
+                if split_name(name)[1] not in asked
+                and (row := split_name(name)[0]) in digests
+                and old.digests.get(row) == digests[row]
+            },
+        }
         self.pages = _current(old, digests)
         self.pages.digests = dict(digests)
 

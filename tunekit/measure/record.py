@@ -110,7 +110,7 @@ class KernelRecord:
         reason: why the winner won, or why nothing was chosen.
         complete: whether every row was gated and raced to the end.
         ended: when, ISO 8601 in UTC.
-        compiler: its version line.
+        compiler: the version line of the one that made the winner.
         hashes: of what its rows were made from: ``grid`` (the declaration) and each ``template NAME``.
         picks: what each deciding regime said.
         notes: what a reader should know (a noisy box, a regime in which the winner loses).
@@ -119,6 +119,8 @@ class KernelRecord:
         seats: companions that run another row than the winner, each with that row.
         confirm: what became of the race's winners in whole chains of work, in order; empty where the fallback won.
         reused: what was taken from the journal of an earlier run instead of being measured again, in words.
+        usual: the version line of the compiler that made the rows whose names say none.
+        compilers: version lines by the names that rows have them by, ``row@name``.
     """
 
     winner: str | None = None
@@ -136,6 +138,8 @@ class KernelRecord:
     seats: dict[str, str] = field(default_factory=dict)
     confirm: list[ConfirmRecord] = field(default_factory=list)
     reused: list[str] = field(default_factory=list)
+    usual: str = ""
+    compilers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tunekit.core import core
 from tunekit.q8 import pages
 from tunekit.q8.grid import BLOCK, LEGS, leg_of, number, value
 from tunekit.rows import Row
@@ -119,8 +120,26 @@ def _shape(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> tuple[int, i
     return n, k, k // BLOCK
 
 
-def _interleave(rows: NDArray[Any], mr: int, kgroup: int) -> NDArray[Any]:
-    """Rows (N, columns) in groups of ``mr``, ``kgroup`` elements of a row at a time: flat, aligned, padded with 0."""
+def _interleave(rows: NDArray[Any], mr: int, kgroup: int, bias: int = 0) -> NDArray[Any]:
+    """Rows (N, columns) in groups of ``mr``, ``kgroup`` elements of a row at a time: flat, aligned, padded with 0.
+
+    By the core where there is one (csrc/pack.c), which takes all lanes; what NumPy does says what is right.
+    """
+    native = core()
+    if native is None:
+        return interleave_by_numpy(rows, mr, kgroup, bias)
+    n, width = rows.shape
+    out = pages.weights(-(-n // mr) * mr * width * rows.itemsize).view(rows.dtype)
+    size = width * rows.itemsize
+    part = next((p for p in (64, 32, 16) if size % p == 0), size)  # whole lines, where rows are made of such
+    source = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+    blocks = size // part if part else 0
+    native.pack(out.view(np.uint8), source, 0, part, n, blocks, part, mr, kgroup * rows.itemsize, bias)
+    return out
+
+
+def interleave_by_numpy(rows: NDArray[Any], mr: int, kgroup: int, bias: int) -> NDArray[Any]:
+    """:func:`_interleave` without the core."""
     n, width = rows.shape
     padded, full = -(-n // mr) * mr, n // mr * mr
     out = pages.weights(padded * width * rows.itemsize).view(rows.dtype)
@@ -133,6 +152,8 @@ def _interleave(rows: NDArray[Any], mr: int, kgroup: int) -> NDArray[Any]:
     if padded != full:
         plane[-1] = 0
         plane[-1, :, : n - full] = source[full:].T
+    if bias:
+        np.bitwise_xor(out, np.uint8(bias), out=out)
     return out
 
 
@@ -163,11 +184,8 @@ def pack_plane(
         The weight plane, int8, and the scale plane, float32: flat, 64-byte aligned, for N padded to whole groups.
     """
     _shape(codes, scales)
-    w = _interleave(codes.view(np.uint8), layout.mr, layout.kgroup).view(np.int8)
-    ws = _interleave(scales, layout.mr, 1)
-    if layout.bias:
-        np.bitwise_xor(w.view(np.uint8), np.uint8(layout.bias), out=w.view(np.uint8))
-    return w, ws
+    w = _interleave(codes.view(np.uint8), layout.mr, layout.kgroup, layout.bias).view(np.int8)
+    return w, _interleave(scales, layout.mr, 1)
 
 
 def unpack_plane(

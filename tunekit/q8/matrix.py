@@ -18,6 +18,7 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from tunekit.core import core
 from tunekit.q8.layout import REFERENCE, Layout, pack_plane, unpack_plane
 from tunekit.q8.oracle import BLOCK
 
@@ -354,6 +355,13 @@ def _restore(n: int, k: int, width: int, blocks: Any) -> Matrix:
     nb = k // BLOCK
     size = n * nb * (width + BLOCK)
     raw = np.frombuffer(blocks, np.uint8) if size else np.empty(0, np.uint8)
+    native = core()
+    if native is not None and width == 2:
+        codes, scales = np.empty((n, k), np.int8), np.empty((n, nb), np.float32)
+        # With one row in a group the codes stay as they are, and only leave their scales behind.
+        native.pack(codes.reshape(-1).view(np.uint8), raw, width, width + BLOCK, n, nb, BLOCK, 1, 1, 0)
+        native.halves(scales.reshape(-1).view(np.uint8), raw, 0, width + BLOCK, n * nb)
+        return Matrix._of(codes, scales)
     table = raw.reshape(n * nb, width + BLOCK)
     with np.errstate(all="ignore"):
         stored = np.ascontiguousarray(table[:, :width]).view("<f2" if width == 2 else "<f4")
