@@ -2,6 +2,7 @@
 """What tunekit costs around the kernels: import, one call, and the portable reference where nothing else runs.
 
     python benchmarks/overhead.py [--json]
+    python benchmarks/overhead.py --quantiser      # its share of 16 tokens by 2048 x 2048, in every row that runs here
 
 Every pair is measured interleaved in one process (imports: interleaved fresh processes); medians and ranges, no
 absolute promise. ``reference without FMA`` runs the C reference in a child under
@@ -21,7 +22,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tunekit import q8
+import tunekit
+from tunekit import dispatch, q8
 
 REPEATS = 15
 
@@ -100,13 +102,69 @@ def references() -> dict[str, float]:
     return rates
 
 
+def quantiser() -> dict[str, dict[str, float]]:
+    """By row that runs here: seconds of quantising and of the whole product from float32, and the former's share.
+
+    16 tokens by 2048 x 2048 on one lane; best of many, in turns. The C reference's product is cut to 64 rows of weights
+    and multiplied up.
+    """
+    from tunekit.q8 import kernels, product
+    from tunekit.q8.layout import pack_plane
+
+    t, n, k = 16, 2048, 2048
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((t, k), dtype=np.float32)
+    codes, scales = rng.integers(-127, 128, (n, k), dtype=np.int8), rng.random((n, k // 32), dtype=np.float32)
+    q, s = np.empty((t, k), np.int8), np.empty((t, k // 32), np.float32)
+    planes: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    work: dict[str, tuple[int, Callable[[], object], Callable[[], object]]] = {}
+    for suffix, bound in dispatch.grid_rows(kernels.q8q8.kernel).items():
+        row = product.bind(bound)
+        rows = 64 if suffix == "reference" else n
+        if row.layout.plane not in planes:
+            planes[row.layout.plane] = pack_plane(codes[:rows], scales[:rows], row.layout)
+        w, ws = planes[row.layout.plane]
+        y = np.empty((t, rows), np.float32)
+        work[suffix] = (
+            n // rows,
+            lambda row=row: row.core.q8_quantize(row.row, q, s, x, t, k),
+            lambda row=row, y=y, w=w, ws=ws, rows=rows: row.core.q8_matmul(row.row, y, x, w, ws, t, rows, k),
+        )
+    best: dict[str, list[float]] = {suffix: [1e9, 1e9] for suffix in work}
+    with tunekit.threads(1):
+        for _ in range(REPEATS + 1):
+            for suffix, (_, quantise, multiply) in work.items():
+                for at, call in enumerate((quantise, multiply)):
+                    for _ in range(3):
+                        start = time.perf_counter()
+                        call()
+                        best[suffix][at] = min(best[suffix][at], time.perf_counter() - start)
+    found = {}
+    for suffix, (often, _, _) in work.items():
+        quantised, whole = best[suffix]
+        product_only = (whole - quantised) * often
+        found[suffix] = {"quantise": quantised, "whole": product_only + quantised,
+                         "share": quantised / (product_only + quantised)}  # fmt: skip
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quantiser", action="store_true", help="the quantiser's share of a product, by row, alone")
     parser.add_argument("--reference", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.reference:
         print(reference_rate())
+        return 0
+    if options.quantiser:
+        shares = quantiser()
+        if options.json:
+            print(json.dumps(shares, indent=1))
+            return 0
+        for suffix, one in sorted(shares.items(), key=lambda item: -item[1]["share"]):
+            took = f"{one['quantise'] * 1e6:7.1f} of {one['whole'] * 1e6:8.1f} us"
+            print(f"{suffix:52} {took}  {100 * one['share']:.1f} %")
         return 0
     results = {"import, seconds": imports(), "call, seconds": calls(), "C reference, GMAC/s": references()}
     if options.json:
