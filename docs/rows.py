@@ -56,34 +56,36 @@ EXECUTED = (
 BESIDE = """
 ## The quantiser's share
 
-`python benchmarks/overhead.py --quantiser` times quantising alone and the whole product from float32, in every row that
-runs here: 16 tokens by 2048 x 2048, one lane. Here it takes 7.5 to 9.1 us of 1000 to 1400, 0.5 to 0.9 % in every row of
-AVX2, and 78 of 14 850 us in the reference (0.5 %). It is vectors in every row of the grid, and its four divisions a block
-are most of its 24 cycles; wider rows have the same, of 256 bits, since a division of 512 takes twice as long. Where a
-product is faster, its share grows: at 250 GMAC/s a core, which no box here reaches, it would be 3 % (a prediction).
+`python benchmarks/overhead.py --quantiser` times quantising alone and the whole product from float32, in every row
+that runs here: 16 tokens by 2048 x 2048, one lane. Here it takes 7.5 to 9.1 us of 1000 to 1400, 0.5 to 0.9 % in every
+row of AVX2, and 78 of 14 850 us in the reference (0.5 %). It is vectors in every row of the grid, and its four
+divisions a block are most of its 24 cycles; wider rows have the same, of 256 bits, since a division of 512 takes
+twice as long. Where a product is faster, its share grows: at 250 GMAC/s a core, which no box here reaches, it would
+be 3 % (a prediction).
 
 ## Packing
 
 `python benchmarks/packing.py` measures it beside a plain copy of as many bytes, in turns. Codes are laid out by
-`tunekit._core` (`csrc/pack.c`: a transposition of words by SSE2, word by word elsewhere), on the lanes of the team, in one
-pass; Q8_0 bytes are taken apart there too, and their codes meet no float. 8192 x 2048, two lanes, best of many in one run:
-a copy into fresh memory 2.6 ms, `mr16_kgroup2` 2.4 (NumPy's transposition: 9.4), `from_q8_0` 5.3 (19.6), which makes codes
-and scales of the blocks in two passes. Into memory that was touched before: 1.0 to 1.2 times a copy in every layout, on
-one lane 0.85 to 1.3. Without a core NumPy does the same, and tests hold the two together.
+`tunekit._core` (`csrc/pack.c`: a transposition of words by SSE2, word by word elsewhere), on the lanes of the team,
+in one pass; Q8_0 bytes are taken apart there too, and their codes meet no float. 8192 x 2048, two lanes, best of many
+in one run: a copy into fresh memory 2.6 ms, `mr16_kgroup2` 2.4 (NumPy's transposition: 9.4), `from_q8_0` 5.3 (19.6),
+which makes codes and scales of the blocks in two passes. Into memory that was touched before: 1.0 to 1.2 times a copy
+in every layout, on one lane 0.85 to 1.3. Without a core NumPy does the same, and tests hold the two together.
 
 ## Small translation units
 
-To read `<immintrin.h>` takes 0.4 s of CPU, which is half of what a row of AVX2 takes in all. Rows compiled for AVX2, FMA
-and AVX-VNNI alone include its parts (`templates/isa/intrinsics.h`): an object takes 0.5 to 0.7 s instead of 1.0 to 1.5,
-with gcc 11 and 12 and with clang 13, 19 and 22, and its code is the same to the byte. The parts refuse to be included
-alone unless the umbrella's guard is defined, `_IMMINTRIN_H_INCLUDED` in gcc and `__IMMINTRIN_H` in clang. Where they do not
-compile so, the build tries the unit again with the whole; a test watches that no row here needs it. A cold grid (64
-objects, gcc 12, in turns on a busy box): 79 and 84 s of CPU against 94 and 103; the install's nine rows, most of which are wider
-than AVX2: no difference beyond the noise (9.5 and 10.2 s against 9.1 and 10.8).
+To read `<immintrin.h>` takes 0.4 s of CPU, which is half of what a row of AVX2 takes in all. Rows compiled for AVX2,
+FMA and AVX-VNNI alone include its parts (`templates/isa/intrinsics.h`): an object takes 0.5 to 0.7 s instead of 1.0
+to 1.5, with gcc 11 and 12 and with clang 13, 19 and 22, and its code is the same to the byte. The parts refuse to be
+included alone unless the umbrella's guard is defined, `_IMMINTRIN_H_INCLUDED` in gcc and `__IMMINTRIN_H` in clang.
+Where they do not compile so, the build tries the unit again with the whole; a test watches that no row here needs it.
+A cold grid (64 objects, gcc 12, in turns on a busy box): 79 and 84 s of CPU against 94 and 103; the install's nine
+rows, most of which are wider than AVX2: no difference beyond the noise (9.5 and 10.2 s against 9.1 and 10.8).
 
-Rows of AVX-512 and matrix tiles keep the umbrella: its AVX-512 parts are 40 000 of 63 000 lines even when the rest is left
-out (0.75 against 0.95 s), and what each needs of the others changes between releases (in gcc 12 `avx512bwintrin.h` takes
-types from `avx512vlintrin.h`, and the 256-bit VNNI is in a file of another name than clang's)."""
+Rows of AVX-512 and matrix tiles keep the umbrella: its AVX-512 parts are 40 000 of 63 000 lines even when the rest is
+left out (0.75 against 0.95 s), and what each needs of the others changes between releases (in gcc 12
+`avx512bwintrin.h` takes types from `avx512vlintrin.h`, and the 256-bit VNNI is in a file of another name than
+clang's)."""
 
 MEASURED = """
 ## Measured, and what came of it
