@@ -185,7 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-probe", action="store_true", help="do not measure what dispatch costs (python -m tunekit probe)")
     add("--fresh", action="store_true", help="forget the present winners and what earlier runs measured")
     add("--dry-run", action="store_true", help="measure and report, write nothing")
-    add("--in-process", action="store_true", help="check rows in this process, which a bad row can end")
+    add("--in-process", action="store_true", help="check and race rows in this process, which a bad row can end")
     add("--seed", type=int, default=0, metavar="N", help="seed of the order in which rows take turns (0)")
     add("--json", action="store_true", help="print the result as one JSON document")
     add("--quiet", action="store_true", help="no progress, no tables: what changed, and errors")

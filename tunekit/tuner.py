@@ -32,7 +32,7 @@ from tunekit.errors import (
     TunekitError,
 )
 from tunekit.kernel import Kernel
-from tunekit.measure import gate, race, stats
+from tunekit.measure import gate, race, racing, stats
 from tunekit.measure.competition import Competition, Entrants
 from tunekit.measure.confirm import (
     REJECTED,
@@ -338,7 +338,7 @@ class Options:
         time_limit: seconds for the whole run, or None.
         dry_run: measure and report, write nothing.
         fresh: forget the incumbent and the journal; ties go to the fallback.
-        in_process: check rows in this process, where no child can be had.
+        in_process: check and race rows in this process, where no child can be had.
         seed: of the orders of the rounds.
         limits: of the children that check rows.
         plan: of the races.
@@ -687,7 +687,12 @@ class _Run:
             )
         if self.options.confirm:
             return self.confirm_only(found, journal, fixtures, deadline), False
-        record = self.compete(found, journal, fixtures, deadline)
+        try:
+            record = self.compete(found, journal, fixtures, deadline)
+        except FamilyError as error:
+            text = f"its rows cannot be raced: {error}"
+            _not_raced(found, f"not raced: {text}")
+            return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
         bad = record.winner is None
         return (record if bad else self.keep(found, record)), bad or bool(found.unsound)
 
@@ -748,6 +753,9 @@ class _Run:
         base = [s for s in order if s in (REFERENCE, found.fallback)]
         job = self.house.job(found.kernel)
         known = {s: gate.Verdict(s, gate.PASSED, "", t) for s in order if (t := journal.passed(s)) is not None}
+        for suffix in set(order) & set(journal.pages.lates):
+            why = f"{journal.pages.lates[suffix]} (in an earlier run; --fresh asks again)"
+            known[suffix] = gate.Verdict(suffix, gate.REJECTED, why)
         if known:
             found.reused.append(f"the checks of {len(known)} rows")
         passed = 0  # of all rows, before those that are asked about now
@@ -814,17 +822,25 @@ class _Run:
     def compete(self, found: Entrants, journal: Journal, fixtures: Fixtures, deadline: Deadline) -> KernelRecord:
         """Race the rows that are left, confirm who won, and decide."""
         regimes = check_regimes(fixtures.regimes())
-        known = Competition(
-            found,
-            regimes,
-            journal,
-            self.options.plan,
-            self.options.seed,
-            self.clock,
-            self.stages.timed,
-            self.console.step,
-        )
-        result = known.run(deadline.share(1 - CONFIRM_SHARE))
+        where: racing.Course | racing.Here
+        if self.options.in_process:
+            where = racing.Here(found.bound, regimes, self.clock)
+        else:
+            where = racing.Course(self.house.job(found.kernel), self.options.limits)
+        with where as course:
+            known = Competition(
+                found,
+                regimes,
+                journal,
+                self.options.plan,
+                self.options.seed,
+                course,
+                self.stages.timed,
+                self.console.step,
+            )
+            result = known.run(deadline.share(1 - CONFIRM_SHARE))
+        if course.lost and not self.options.dry_run:
+            self.remember(found)
 
         def record(winner: str | None, reason: str, **more: Any) -> KernelRecord:
             return KernelRecord(

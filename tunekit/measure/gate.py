@@ -98,12 +98,18 @@ class Process:
     Args:
         module: what runs in it; it gets the channel's descriptor and our process number as arguments.
         variables: its environment.
+        also: descriptors that it gets, too; their numbers are its further arguments.
+
+    Attributes:
+        awaits: what its end comes before, in words.
 
     Raises:
         GateError: no child can be started on this system.
     """
 
-    def __init__(self, module: str, variables: Mapping[str, str]) -> None:
+    awaits = "the verdict"
+
+    def __init__(self, module: str, variables: Mapping[str, str], also: Sequence[int] = ()) -> None:
         self._buffer = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
@@ -112,11 +118,11 @@ class Process:
         try:
             # A process group of its own: what a kernel forks goes down with it, and Ctrl-C reaches this process only.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(write), str(os.getpid())],
+                [sys.executable, "-P", "-m", module, str(write), str(os.getpid()), *map(str, also)],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
-                pass_fds=(write,),
+                pass_fds=(write, *also),
                 env=variables,
                 process_group=0,
             )
@@ -217,7 +223,19 @@ class Process:
         status = self._status(1.0)
         if status is None:
             return "closed the channel of the verdicts"
-        return describe_end(status) + (" before the verdict" if status >= 0 else "") + self._last_words()
+        return describe_end(status) + (f" before {self.awaits}" if status >= 0 else "") + self._last_words()
+
+    def finish(self, seconds: float) -> None:
+        """Let the process end by itself. Raises ChildDied when it does not do so in order."""
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        process.stdin.close()
+        status = self._status(seconds)
+        if status is None:
+            raise ChildHung(f"the process hung at its end ({seconds:g} s)")
+        if status != 0:
+            raise ChildDied(f"the process was damaged: at its end {describe_end(status)}{self._last_words()}")
 
     def _last_words(self) -> str:
         """The last line that the process printed, such as the C library's complaint about its heap."""
@@ -277,18 +295,6 @@ class Child(Process):
                 begin(case)
         except ChildDied as error:
             raise type(error)(f"{case}: {error}" if case else str(error)) from None
-
-    def finish(self) -> None:
-        """Let the process end by itself. Raises ChildDied when it does not do so in order."""
-        process = self._process
-        if process is None or process.stdin is None:
-            return
-        process.stdin.close()
-        status = self._status(self.limits.row)
-        if status is None:
-            raise ChildHung(f"the process hung at its end ({self.limits.row:g} s)")
-        if status != 0:
-            raise ChildDied(f"the process was damaged: at its end {describe_end(status)}{self._last_words()}")
 
 
 def _peek(process: subprocess.Popen[bytes]) -> int | None:
@@ -413,7 +419,7 @@ class _Gating:
             if died or verdict.state != PASSED:
                 return verdict
             try:
-                child.finish()
+                child.finish(self.limits.row)
             except ChildDied as error:
                 return Verdict(suffix, REJECTED, str(error), verdict.seconds)
             return verdict
