@@ -305,8 +305,67 @@ def test_nothing_to_confirm_with_keeps_the_fallback_and_says_so() -> None:
 
     other = Unreadable()
     other.add("gemm", ROWS, "k1", [FakeRow("k1", times(1e-3)), FakeRow("k2", times(0.8e-3))], FakeFixtures(box, REGIMES))
-    _, kernel, result = run(other, box, model="x.gguf")
-    assert other.manifest == {"gemm": "k1"} and "x.gguf is no model" in result.notes[0]
+    _, kernel, _ = run(other, box, model="x.gguf")
+    assert other.manifest == {"gemm": "k1"} and kernel.confirm[0].reason == "x.gguf is no model"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Breaks(FakeHouse):
+    """A family whose confirm() raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def chains(self, kernel: Any, fixtures: Any, model: str | None) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("incumbent", [None, "k2"])
+@pytest.mark.parametrize("confirm_row", [None, "k2"])
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("on purpose\nand more"), "RuntimeError: on purpose and more"),
+        (SystemExit(0), "SystemExit: 0"),
+        (Mute(), "Mute"),
+        (AttributeError(), "AttributeError"),
+    ],
+)
+def test_a_confirm_that_raises_is_one_line_and_what_ran_before_stays(
+    error: BaseException, words: str, incumbent: str | None, confirm_row: str | None
+) -> None:
+    box = SimulatedBox(1, noise=0.005)
+    house = Breaks(error)
+    house.add("gemm", ROWS, "k1", [FakeRow("k1", times(1e-3)), FakeRow("k2", times(0.8e-3))], FakeFixtures(box, REGIMES))
+    house.manifest = {"gemm": incumbent} if incumbent else {}
+    status, kernel, _ = run(house, box, confirm=confirm_row)
+    assert status == 0 and kernel.winner == (incumbent or "k1")
+    [entry] = kernel.confirm
+    assert entry.verdict == "unusable" and entry.reason == words
+    if incumbent is None:
+        assert kernel.rows["k2"].verdict == "unconfirmed" and words in kernel.reason
+    if confirm_row is None:
+        assert house.manifest == {"gemm": incumbent or "k1"}
+
+
+@pytest.mark.parametrize("answer", [None, 42, [42], "chain", [Chain("c", (), lambda: lambda part: None)], [APP, APP]])
+def test_what_confirm_returns_is_looked_at(answer: Any) -> None:
+    from tunekit.errors import GateError
+    from tunekit.measure.family import chains_of
+
+    class Odd(FakeFixtures):
+        def confirm(self, model: str | None) -> Any:
+            return answer
+
+    box = SimulatedBox(1)
+    [kernel] = toy(box).declared
+    with pytest.raises(GateError, match="confirm"):
+        chains_of(kernel, Odd(box, REGIMES), None)
 
 
 @pytest.mark.parametrize("incumbent", [None, "k2_g2"])

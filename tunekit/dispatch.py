@@ -35,6 +35,7 @@ from tunekit.errors import (
     SettingError,
     TunekitError,
     TunekitWarning,
+    told,
 )
 from tunekit.kernel import Kernel
 from tunekit.module import BuiltRow, LoadedModule
@@ -138,7 +139,7 @@ def add_family(name: str) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # somebody else's code, which may even exit
-        what = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        what = str(error) if isinstance(error, ImportError) else told(error)
         raise TunekitError(f"--module {name}: it cannot be imported ({what}); name it as Python imports it") from error
     found = {k.scope.name: k.module for k in kernels() if k.module == name}
     if not found:
@@ -165,7 +166,7 @@ def declare_scope(scope: str) -> tuple[Kernel, ...]:
     except BaseException as error:  # somebody else's code
         raise TunekitError(
             f"scope {scope!r}: its declaring module {installed[scope]} cannot be imported "
-            f"({type(error).__name__}: {error}); reinstall or uninstall its package"
+            f"({told(error)}); reinstall or uninstall its package"
         ) from error
     if not kernels(scope):
         raise TunekitError(

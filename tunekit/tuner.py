@@ -30,6 +30,7 @@ from tunekit.errors import (
     TemplateError,
     ToolchainError,
     TunekitError,
+    told,
 )
 from tunekit.kernel import Kernel
 from tunekit.measure import gate, race, racing, stats
@@ -37,6 +38,7 @@ from tunekit.measure.competition import Competition, Entrants
 from tunekit.measure.confirm import (
     REJECTED,
     UNFINISHED,
+    UNUSABLE,
     Arm,
     Crown,
     Times,
@@ -65,6 +67,9 @@ BUILD_SHARE = 0.5
 
 CONFIRM_SHARE = 0.4
 """Of what is left after the checks, how much the races leave for confirming who wins them."""
+
+_CHAINS = "its chains"
+"""What stands in the place of a chain where the family's code gave none."""
 
 _MEASURED = ("winner", "tied", "slower", "unconfirmed")
 
@@ -522,7 +527,7 @@ def tune(
             except (KeyboardInterrupt, Exception):
                 raise
             except BaseException as error:  # an author's code that exits would end the others' run
-                broken.append((scope, f"its code ended the run with {type(error).__name__}: {error}"))
+                broken.append((scope, f"its code ended the run with {told(error)}"))
     results += [_unusable(scope, problem, options, rooms) for scope, problem in broken]
     console.clear()
     return results
@@ -662,7 +667,7 @@ class _Run:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # an author's own code, which may even exit
-            what = str(error) if isinstance(error, (TunekitError, ValueError)) else f"{type(error).__name__}: {error}"
+            what = str(error) if isinstance(error, (TunekitError, ValueError)) else told(error)
             text = f"its fixtures cannot be used: {what}"
             _not_raced(found, "not raced: its fixtures cannot be used")
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
@@ -907,10 +912,14 @@ class _Run:
     ) -> Crown:
         """Put the race's winner, and what won in its seats, to what applications do."""
         chains: list[Chain] = []
+        none = ""
 
         def put(challenger: Arm, base: Arm, what: str) -> list[ConfirmRecord]:
-            if not chains:
-                chains.extend(self.chains(found.kernel, fixtures))
+            nonlocal none
+            if not chains and not none:
+                none = self.chains(found.kernel, fixtures, chains)
+            if none:
+                return [ConfirmRecord(_CHAINS, what, challenger.label, base.label, UNUSABLE, none)]
             if challenger.seats and not self.options.in_process:
                 reason = self.check_pair(found.kernel, challenger, deadline)
                 if reason is not None:
@@ -940,18 +949,22 @@ class _Run:
         crowned = crown(winner, found.fallback, picks, put)
         before = found.incumbent
         ended = any(entry.verdict == UNFINISHED for entry in crowned.records)
-        if ended and crowned.row != winner and before is not None and before in found.alive:
-            # A time limit says nothing about a row: what ran before goes on.
+        if (ended or none) and crowned.row != winner and before is not None and before in found.alive:
+            # A time limit says nothing about a row, and no more does a family's broken code: what ran before goes on.
             return Crown(before, dict(found.seats), crowned.records)
         return crowned
 
-    def chains(self, kernel: Kernel, fixtures: Fixtures) -> Sequence[Chain]:
-        """The kernel's chains; a family that cannot give them is a note, and its winners stay unconfirmed."""
+    def chains(self, kernel: Kernel, fixtures: Fixtures, into: list[Chain]) -> str:
+        """Get the kernel's chains; empty, or why there are none: its winners stay unconfirmed then."""
         try:
-            return self.house.chains(kernel, fixtures, self.options.model)
-        except (TunekitError, ValueError, OSError) as error:
-            self.notes.append(f"{kernel.key}: nothing to confirm a winner with: {error}")
-            return ()
+            into.extend(self.house.chains(kernel, fixtures, self.options.model))
+            return ""
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an author's own code, which may even exit
+            text = " ".join(told(error).split())
+            plain = isinstance(error, (TunekitError, ValueError, OSError))
+            return (text.partition(": ")[2] or text) if plain else text
 
     def arm_of(self, kernel: Kernel) -> Callable[[Arm, Chain], Times]:
         def run(arm: Arm, chain: Chain) -> Times:

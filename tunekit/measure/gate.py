@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from tunekit.errors import FamilyError, GateError
+from tunekit.errors import FamilyError, GateError, told
 from tunekit.measure.child import load, run_gates
 from tunekit.measure.race import Deadline
 
@@ -442,7 +442,7 @@ def gate_rows_here(
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # an author's own code, which may even exit
-        raise FamilyError(f"{':'.join(job.args)} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise FamilyError(f"{':'.join(job.args)} cannot be loaded: {told(error)}") from error
     verdicts: dict[str, Verdict] = {}
     for suffix in suffixes:
         if limit.over():
