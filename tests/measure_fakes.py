@@ -177,6 +177,13 @@ class FakeHouse(House):
     def unbuilt(self, kernel: Kernel, suffix: str) -> bool:
         return suffix in self.missing
 
+    def impossible(self, kernel: Kernel, suffix: str) -> str | None:
+        why = self.reasons[kernel.name].get(suffix)
+        return why if suffix in self.rows[kernel.name] or why else "the grid has no such row"
+
+    def read_model(self, kernels: Sequence[Kernel], model: str) -> None:
+        self.events.append(f"read {model}")
+
     def build(self, kernels: Sequence[Kernel], progress: Callable[[int, int, str], None]) -> Built:
         self.events.append("build")
         progress(1, 2, "a row")

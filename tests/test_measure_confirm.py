@@ -395,9 +395,50 @@ def test_one_row_is_confirmed_by_hand_and_nothing_is_written() -> None:
     assert kernel.regimes == {} and kernel.rows["k4"].verdict == "unconfirmed"
     assert kernel.confirm[0].ratio == pytest.approx(1 / 0.99)
     assert run(house, box, confirm="k2")[1].winner == "k2"
-    status, kernel, _ = run(house, box, confirm="k8")
-    assert status == 3 and "k8 cannot be confirmed: this CPU lacks avx512f" in kernel.reason
     assert house.manifest == {}
+
+
+@pytest.mark.parametrize(("row", "why"), [("k8", "this CPU lacks avx512f"), ("k99", "the grid has no such row")])
+def test_a_row_that_cannot_run_here_is_refused_before_anything_is_built(row: str, why: str) -> None:
+    box = SimulatedBox(1, noise=0.005)
+    house = toy(box)
+    status, out, err = command(house, "--confirm", row, box=box)
+    assert (status, out, err) == (2, "", f"tunekit: --confirm {row}: {why}\n") and house.events == []
+
+
+def test_a_model_is_looked_at_before_anything_is_built() -> None:
+    box = SimulatedBox(1, noise=0.005)
+    house = toy(box)
+    assert command(house, "--model", "some.gguf", box=box)[0] == 0
+    assert house.events[:2] == ["read some.gguf", "build"]
+
+
+@pytest.mark.parametrize("option", ["--confirm", "--kernel", "--scope", "--model", "--module"])
+@pytest.mark.parametrize("word", ["", "  "])
+def test_an_option_that_is_given_empty_is_an_error(option: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        retune.main([option, word])
+    assert ended.value.code == 2 and f"{option[2:]}: it is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "--scope", ""],
+        ["build", "--module", ""],
+        ["verify", "--kernel", "", "--emission"],
+        ["verify", "--row", ""],
+        ["report", "--output", ""],
+        ["show", "", "k1"],
+        ["manifest", "show", "--scope", ""],
+    ],
+)
+def test_other_commands_refuse_empty_words_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    from tunekit.__main__ import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2 and "it is empty" in capsys.readouterr().err
 
 
 # --- seats -----------------------------------------------------------------------------------------------

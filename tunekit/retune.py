@@ -365,6 +365,7 @@ def _main(argv: Sequence[str] | None) -> int:
     )
     add_arguments(parser)
     arguments = parser.parse_args(argv)
+    _console.no_empty(parser, arguments)
     return _run(arguments, None, None, time.perf_counter)
 
 

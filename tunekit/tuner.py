@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import difflib
 import importlib
 import platform
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +56,7 @@ from tunekit.measure.family import (
     pair_name,
     row_digests,
 )
-from tunekit.measure.fixtures import EVERYTHING, BoundRow, Chain, Fixtures, check_regimes
+from tunekit.measure.fixtures import EVERYTHING, BoundRow, Chain, ConfirmFixtures, Fixtures, check_regimes
 from tunekit.measure.journal import Journal, confirm_key
 from tunekit.measure.race import Deadline
 from tunekit.measure.record import ConfirmRecord, KernelRecord, RowRecord, RunRecord, merge
@@ -186,6 +188,55 @@ class House:
         world, _ = dispatch.world_of(kernel, grid=True)
         legal = kernel.refuses(row, world.arch) is None and kernel.requires(row).holds(world.features)
         return legal and suffix not in world.built and suffix not in world.dropped
+
+    def impossible(self, kernel: Kernel, suffix: str) -> str | None:
+        """Why a row could not run here even if it were built, or None."""
+        from tunekit import dispatch
+
+        row = kernel.row(suffix)
+        if suffix == REFERENCE:
+            return None
+        if row is None:
+            near = difflib.get_close_matches(suffix, [r.suffix for r in kernel.rows], 3, 0.4)
+            return f"the grid of {kernel.key} has no such row" + (f"; near it: {', '.join(near)}" if near else "")
+        world, _ = dispatch.world_of(kernel, grid=True)
+        declined = kernel.refuses(row, world.arch)
+        if declined is not None:
+            return f"declined: {declined}"
+        alternatives = [frozenset(alternative) - world.features for alternative in kernel.targets(row)]
+        lacking = min(alternatives, key=len, default=frozenset()) | {*kernel.requires(row).missing(world.features)}
+        return f"this CPU lacks {', '.join(sorted(lacking))}" if lacking else None
+
+    def read_model(self, kernels: Sequence[Kernel], model: str) -> None:
+        """Look at the file of ``--model`` before minutes of work depend on it.
+
+        Raises:
+            TunekitError: it is no file, or no family of these kernels reads it.
+        """
+        path = Path(model)
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise TunekitError(f"--model {model}: it is not a regular file")
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise TunekitError(f"--model {model}: {error.strerror or error}") from error
+        reasons = []
+        for kernel in kernels:
+            try:
+                fixtures = self.fixtures(kernel)
+                if not isinstance(fixtures, ConfirmFixtures):
+                    reasons.append(f"{kernel.key} has no confirm() that could read it")
+                    continue
+                self.chains(kernel, fixtures, model)
+                return
+            except (ValueError, OSError) as error:
+                reasons.append(told(error).partition(": ")[2] or told(error))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # an author's own code: what it raises is told in its place
+                reasons.append(told(error))
+        raise TunekitError(f"--model {model}: {'; '.join(dict.fromkeys(reasons)) or 'no kernel reads it'}")
 
     def build(self, kernels: Sequence[Kernel], progress: Callable[[int, int, str], None]) -> Built:
         """Build the grid of all kernels of one declaring file. An exception of ``progress`` ends the build."""
@@ -509,6 +560,7 @@ def tune(
             console.complain(f"tunekit: {reason}")
         if not chosen[scope]:
             del chosen[scope]
+    _look_ahead(chosen, options, rooms)
     if not options.dry_run:
         for scope in chosen:
             rooms.can_write(scope)
@@ -531,6 +583,28 @@ def tune(
     results += [_unusable(scope, problem, options, rooms) for scope, problem in broken]
     console.clear()
     return results
+
+
+def _look_ahead(chosen: dict[str, list[Kernel]], options: Options, house: House) -> None:
+    """Refuse what ``--confirm`` and ``--model`` name, where it cannot be, before anything is built.
+
+    Kernels that cannot run the row to be confirmed are taken out of ``chosen``.
+
+    Raises:
+        TunekitError: no kernel has the row, or can run it here; or no family reads the model.
+    """
+    every = [kernel for kernels in chosen.values() for kernel in kernels]
+    if options.confirm is not None and every:
+        reasons = {kernel.key: house.impossible(kernel, options.confirm) for kernel in every}
+        if None not in reasons.values():
+            why = "; ".join(dict.fromkeys(str(reason) for reason in reasons.values()))
+            raise TunekitError(f"--confirm {options.confirm}: {why}")
+        for scope in list(chosen):
+            chosen[scope] = [kernel for kernel in chosen[scope] if reasons[kernel.key] is None]
+            if not chosen[scope]:
+                del chosen[scope]
+    if options.model is not None and every:
+        house.read_model([kernel for kernels in chosen.values() for kernel in kernels], options.model)
 
 
 def _unusable(scope: str, problem: str, options: Options, house: House) -> ScopeResult:
