@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -58,6 +59,13 @@ def say_where_and_sleep() -> None:
     time.sleep(3600)
 
 
+def start_another_session() -> None:
+    if not os.path.exists(os.environ["HOSTILE_PID_FILE"]):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
+        with open(os.environ["HOSTILE_PID_FILE"], "w", encoding="ascii") as file:
+            file.write(str(child.pid))
+
+
 ACTS: dict[str, Callable[[], object]] = {
     "exits": lambda: os._exit(0),
     "exits_in_c": lambda: ctypes.CDLL(None).exit(0),
@@ -72,6 +80,7 @@ ACTS: dict[str, Callable[[], object]] = {
     "closes": close_everything,
     "forges": forge,
     "forks": os.fork,
+    "starts_another_session": start_another_session,
     "plants": plant,
     "plants_for_the_end": plant_once_for_the_end,
     "victim": step_on_it,

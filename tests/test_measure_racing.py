@@ -148,3 +148,18 @@ def test_an_interrupted_run_leaves_no_child(tmp_path: Path, number: signal.Signa
     assert process.wait(60) != 0
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+def test_what_a_row_started_in_a_session_of_its_own_ends_with_the_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    monkeypatch.setenv("HOSTILE_PID_FILE", str(pid_file))
+    with racing.Course(JOB, LIMITS) as course:
+        assert hold(course, "starts_another_session").complete
+        pid = int(pid_file.read_text())
+        os.kill(pid, 0)
+    end = time.monotonic() + 20
+    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():  # a zombie has none
+        assert time.monotonic() < end, "it outlived the race"
+        time.sleep(0.05)

@@ -10,6 +10,8 @@ that ends in order.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -92,6 +94,39 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 
 
+_MARK = "TUNEKIT_CHILD"
+"""In the environment of each child and of whatever it starts: by this they are found at its end."""
+
+_marks = itertools.count()
+
+
+def _marked(mark: bytes) -> list[int]:
+    """Processes that were started with a mark in their environment (Linux; elsewhere none is found)."""
+    found = []
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return []
+    for name in names:
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:  # ended, or somebody else's
+                if mark in file.read().split(b"\0"):
+                    found.append(int(name))
+    return found
+
+
+def _end_marked(mark: bytes) -> None:
+    """Kill what a child left behind in sessions of its own; again, since some may be forking meanwhile."""
+    for _ in range(50):
+        left = _marked(mark)
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
 class Process:
     """One child process and the channel on which it answers. A context manager: leaving it kills the process.
 
@@ -111,6 +146,8 @@ class Process:
 
     def __init__(self, module: str, variables: Mapping[str, str], also: Sequence[int] = ()) -> None:
         self._buffer = b""
+        mark = f"{os.getpid()}.{next(_marks)}.{time.time_ns()}"
+        self._mark = f"{_MARK}={mark}".encode()
         self._process: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
@@ -123,7 +160,7 @@ class Process:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=(write, *also),
-                env=variables,
+                env={**variables, _MARK: mark},
                 process_group=0,
             )
         except (OSError, ValueError) as error:
@@ -153,6 +190,7 @@ class Process:
             except (ProcessLookupError, PermissionError):
                 process.kill()
             process.wait()
+            _end_marked(self._mark)
             if process.stdin is not None:
                 try:
                     process.stdin.close()
