@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from measure_hostile import Row, forge, illegal, plant, plant_for_the_end, read_null, sleep_with_the_lock, step_on_it
@@ -60,7 +61,7 @@ def say_where_and_sleep() -> None:
 
 
 def start_another_session() -> None:
-    if not os.path.exists(os.environ["HOSTILE_PID_FILE"]):
+    if not Path(os.environ["HOSTILE_PID_FILE"]).exists():
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
         with open(os.environ["HOSTILE_PID_FILE"], "w", encoding="ascii") as file:
             file.write(str(child.pid))

@@ -104,7 +104,7 @@ def _marked(mark: bytes) -> list[int]:
     """Processes that were started with a mark in their environment (Linux; elsewhere none is found)."""
     found = []
     try:
-        names = os.listdir("/proc")
+        names = [path.name for path in Path("/proc").iterdir()]
     except OSError:
         return []
     for name in names:

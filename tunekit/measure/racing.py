@@ -342,7 +342,8 @@ class Course:
                     if nobody == 3:
                         raise FamilyError(f"the child process that races rows ends by itself: {lost}") from None
                     continue
-                out.update(self._blame(order, lost, ran, deadline, say))
+                entered = dataclasses.replace(order, rows=rows)
+                out.update(self._blame(entered, lost, ran, deadline, say))
             except BaseException:
                 self._end()
                 raise
@@ -355,11 +356,11 @@ class Course:
         """
         row = str(lost.row).removesuffix(race.TWIN)
         guilty = {row: str(lost)}
-        others = [name for name in ran if not name.endswith(race.TWIN) and name != row]
+        others = [name for name in order.rows if name != row]
         if lost.how == "ended" and others and not deadline.over():
             why = self._alone(order, row, ran.get(row, 0), deadline, say)
             if why is None:
-                found = {name: self._alone(order, name, ran[name], deadline, say) for name in others}
+                found = {name: self._alone(order, name, ran.get(name, 0), deadline, say) for name in others}
                 guilty = {name: reason for name, reason in found.items() if reason is not None} or guilty
         self.lost.update(guilty)
         return guilty
