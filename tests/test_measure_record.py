@@ -106,3 +106,9 @@ def test_merge_keeps_the_kernels_of_an_older_run_on_the_same_box() -> None:
     assert merge(dataclasses.replace(other, box={"arch": "m68k"}), RUN) == RUN
     newer = dataclasses.replace(RUN, kernels={"k": dataclasses.replace(KERNEL, winner="b")})
     assert merge(RUN, newer).kernels["k"].winner == "b"
+
+
+def test_a_brand_that_was_known_stays() -> None:
+    old, new = RunRecord("s", {"arch": "x"}, "A Brand"), RunRecord("s", {"arch": "x"}, "unknown")
+    assert merge(old, new).brand == "A Brand" and merge(new, old).brand == "A Brand"
+    assert merge(old, RunRecord("s", {"arch": "y"}, "unknown")).brand == "unknown"

@@ -224,4 +224,6 @@ def merge(old: RunRecord | None, new: RunRecord) -> RunRecord:
     """A run's record together with the kernels that only an older run of the same scope on the same box covered."""
     if old is None or old.scope != new.scope or old.box != new.box:
         return new
+    if new.brand == "unknown":  # it was asked for on a busy box: the name that an older run found is the same machine's
+        new = dataclasses.replace(new, brand=old.brand)
     return dataclasses.replace(new, digests={**old.digests, **new.digests}, kernels={**old.kernels, **new.kernels})
