@@ -17,8 +17,8 @@ from measure_hostile import Row, forge, illegal, plant, plant_for_the_end, read_
 
 from tunekit.measure.fixtures import GateCase, Regime
 
-LATE = 30
-"""Calls that a row does well."""
+LATE = 3
+"""Calls that a row does well; on the busiest box a race has more."""
 
 
 def plant_once_for_the_end() -> None:
