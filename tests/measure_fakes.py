@@ -177,6 +177,9 @@ class FakeHouse(House):
     def unbuilt(self, kernel: Kernel, suffix: str) -> bool:
         return suffix in self.missing
 
+    def explained(self, kernel: Kernel, why: Mapping[str, str], problem: str) -> Mapping[str, str]:
+        return {**why, **{suffix: f"not built: {problem}" for suffix in self.missing if problem}}
+
     def impossible(self, kernel: Kernel, suffix: str) -> str | None:
         why = self.reasons[kernel.name].get(suffix)
         return why if suffix in self.rows[kernel.name] or why else "the grid has no such row"

@@ -17,13 +17,14 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tunekit import console as _console
 from tunekit import dispatch
 from tunekit.console import Console
-from tunekit.errors import GateError, ManifestError, TunekitError
+from tunekit.errors import GateError, ManifestError, TunekitError, TunekitWarning
 from tunekit.measure import gate
 from tunekit.measure.record import KernelRecord, RegimeRecord, RunRecord
 from tunekit.measure.verdicts import percent
@@ -258,9 +259,22 @@ def _run(
         model=arguments.model,
         confirm=arguments.confirm,
     )
-    with _console.apart(arguments.json):
+    with _console.apart(arguments.json), warnings.catch_warnings():
         talk = console or Console(quiet=arguments.quiet or arguments.json, progress=arguments.progress)
+        warnings.showwarning = _plainly(talk, warnings.showwarning)
         return _obey(arguments, options, talk, house, clock)
+
+
+def _plainly(talk: Console, others: Callable[..., None]) -> Callable[..., None]:
+    """A way to show warnings in which tunekit's own are one line, without a line of its source."""
+
+    def show_warning(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, TunekitWarning):
+            talk.complain(str(message))
+        else:
+            others(message, category, *where, **more)
+
+    return show_warning
 
 
 def _guarded(work: Callable[[], int]) -> int:

@@ -73,6 +73,8 @@ CONFIRM_SHARE = 0.4
 _CHAINS = "its chains"
 """What stands in the place of a chain where the family's code gave none."""
 
+_NO_TIME = "the time limit came first; the next run goes on from there"
+
 _MEASURED = ("winner", "tied", "slower", "unconfirmed")
 
 
@@ -281,6 +283,20 @@ class House:
         from tunekit import dispatch
 
         return dispatch.why_not(kernel)
+
+    def explained(self, kernel: Kernel, why: Mapping[str, str], problem: str) -> Mapping[str, str]:
+        """``why`` with the cause where a row's object is missing: the CPU, ``problem``, a cache that is not loaded."""
+        from tunekit import dispatch
+
+        world, _ = dispatch.world_of(kernel, grid=True, judged=False)
+        cause = problem or dispatch.unloadable(kernel)
+        found = dict(why)
+        for suffix in why:
+            row = kernel.row(suffix)
+            if row is None or suffix in world.built or suffix in world.dropped or kernel.refuses(row, world.arch):
+                continue
+            found[suffix] = self.impossible(kernel, suffix) or (f"not built: {cause}" if cause else why[suffix])
+        return found
 
     def fixtures(self, kernel: Kernel) -> Fixtures:
         """The family's gates and regimes. Raises NoFixtures where it declares none."""
@@ -614,10 +630,14 @@ def _unusable(scope: str, problem: str, options: Options, house: House) -> Scope
     return ScopeResult(record, None, FAILED, problem=problem)
 
 
-def entrants(kernel: Kernel, house: House, fresh: bool) -> Entrants | KernelRecord:
-    """A kernel's rows before anything ran, or the record that says why nothing can be chosen."""
+def entrants(kernel: Kernel, house: House, fresh: bool, problem: str = "") -> Entrants | KernelRecord:
+    """A kernel's rows before anything ran, or the record that says why nothing can be chosen.
+
+    ``problem`` is why its module was not built, or not to the end.
+    """
     previous = house.incumbent(kernel)
     bound, why = house.grid(kernel), house.why_not(kernel)
+    why = house.explained(kernel, why, problem)
     rows = {row.suffix: RowRecord("unavailable", why.get(row.suffix, "")) for row in kernel.rows}
     if not any(suffix != REFERENCE for suffix in bound):
         reasons = "; ".join(dict.fromkeys(r.reason for r in rows.values() if r.reason))
@@ -660,6 +680,7 @@ class _Run:
         self.stages = _Stages(clock)
         self.notes: list[str] = []
         self.compilers: dict[str, str] = {}
+        self.problems: dict[str, str] = {}  # why a module was not built, or not to the end
 
     def run(self) -> ScopeResult:
         started = _now()
@@ -700,8 +721,9 @@ class _Run:
         modules = list(dict.fromkeys(kernel.module for kernel in self.kernels))
         whole = self.deadline.share(BUILD_SHARE)
         for at, module in enumerate(modules):
-            if self.deadline.over():
-                return  # it came while this run waited for its turn
+            if self.deadline.over():  # it came while this run waited for its turn
+                self.problems[module] = _NO_TIME
+                continue
             limit = whole.share(1 / (len(modules) - at))
             # All kernels of a file share a module, so all are built even where one is tuned.
             siblings = [k for k in self.house.kernels(self.scope) if k.module == module]
@@ -714,6 +736,7 @@ class _Run:
             try:
                 built = self.house.build(siblings, progress)
             except _BuildTimeUp as error:
+                self.problems[module] = _NO_TIME
                 self.notes.append(
                     f"the build used up its share of the time limit ({error}), so the rows that were built before "
                     "were raced; the objects stay in the cache, and the next run goes on from there"
@@ -721,13 +744,14 @@ class _Run:
                 continue
             self.compilers[module] = built.compiler
             if built.problem:
+                self.problems[module] = built.problem
                 self.notes.append(f"the grid was not built: {built.problem}")
 
     # --- one kernel
 
     def one_kernel(self, kernel: Kernel, deadline: Deadline) -> tuple[KernelRecord, bool]:
         """A kernel's record, and whether its reference or its fallback failed."""
-        found = entrants(kernel, self.house, self.options.fresh)
+        found = entrants(kernel, self.house, self.options.fresh, self.problems.get(kernel.module, ""))
         if isinstance(found, KernelRecord):
             return found, False
         try:
