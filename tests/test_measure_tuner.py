@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -759,3 +760,36 @@ def test_a_cache_that_cannot_be_used_is_the_reason_in_the_table(fault: str, tmp_
     assert why in rows["k1"]["reason"] and "tunekit build" not in rows["k1"]["reason"], rows
     assert rows["k3"]["reason"].startswith("this CPU lacks "), rows
     assert "TunekitWarning" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_row_that_ended_a_race_is_met_again_only_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tunekit.measure import racing
+
+    hold = racing.Here.hold
+    entered: list[list[str]] = []
+
+    def lose_k4(self: racing.Here, order: racing.Order, deadline: Deadline, say: racing.Say) -> Any:
+        entered.append(order.rows)
+        if "k4" not in order.rows:
+            return hold(self, order, deadline, say)
+        found = hold(self, dataclasses.replace(order, rows=[r for r in order.rows if r != "k4"]), deadline, say)
+        self.lost["k4"] = "exit status 0 before the end of the race"
+        return dataclasses.replace(found, failed={"k4": self.lost["k4"]})
+
+    monkeypatch.setattr(racing.Here, "hold", lose_k4)
+    box = SimulatedBox(1, noise=0.005)
+    house = toy(box)
+    house.journals = tmp_path
+    status, kernel, _ = run(house, box)
+    assert status == 0 and kernel.winner == "k2_g2" and kernel.complete
+    assert kernel.rows["k4"].verdict == "rejected" and "tile: exit status 0" in kernel.rows["k4"].reason
+    assert "tile: exit status 0" in str(house.verdicts["k4", ()])  # nor is it chosen without a manifest
+    assert [("k4" in rows) for rows in entered] == [True, False, False]
+    entered.clear()
+    _, kernel, _ = run(house, box)
+    assert kernel.winner == "k2_g2" and not any("k4" in rows for rows in entered)
+    assert kernel.rows["k4"].reason.endswith("(in an earlier run; --fresh asks again)")
+    _, kernel, _ = run(house, box, fresh=True)
+    assert any("k4" in rows for rows in entered)
