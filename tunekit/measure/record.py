@@ -7,6 +7,7 @@ and hashes with today's to say whether the manifest is stale.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -213,8 +214,9 @@ def read_as(kind: Any, value: Any, where: str) -> Any:
     if origin not in (list, dict):
         allowed = inner or (kind,)
         if float in allowed and type(value) in (int, float):
-            if math.isfinite(value):
-                return float(value)
+            with contextlib.suppress(OverflowError):  # JSON knows integers that no float holds
+                if math.isfinite(value):
+                    return float(value)
         elif any(type(value) is one for one in allowed):  # exactly: True is no int here
             return value
     raise MalformedManifest(f"{where}: {value!r:.60} has the wrong type")
