@@ -405,3 +405,10 @@ def test_a_name_that_nobody_had_time_to_say_is_asked_for_again(tmp_path: Path, m
     elsewhere = record(brand="unknown", box={**cpu.this_box().to_json(), "arch": "pdp11"})
     path.write_text(json.dumps(elsewhere.to_json()))
     assert sources.source(path).record.brand == "unknown"
+
+
+@pytest.mark.parametrize("time", [5e-324, 1e-320, 1e308, -1.0, 0.0])
+def test_times_that_no_clock_gave_are_left_out(time: float) -> None:
+    centres = {"fast": 1e-3, "base": 2e-3, "near": time}
+    text = page.render([source(kernels={"q8q8": kernel(regimes={"main": regime(centres=centres)})})], "1", [])
+    assert "fast" in text
