@@ -114,6 +114,7 @@ def test_a_row_that_hangs_when_the_time_is_up_is_named() -> None:
     with racing.Course(JOB, gate.Limits(row=1000.0)) as course:
         found = hold(course, "sleeps_with_the_lock", "good2", seconds=4.0)
     assert "no answer in 2 s while it was timed" in found.failed["sleeps_with_the_lock"]
+    assert course.slow == {"sleeps_with_the_lock"}  # with so little patience nothing is held against it later
 
 
 def test_a_family_that_cannot_be_loaded_is_an_error() -> None:

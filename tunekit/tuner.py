@@ -942,7 +942,7 @@ class _Run:
                 self.console.step,
             )
             result = known.run(deadline.share(1 - CONFIRM_SHARE))
-        if course.lost and not self.options.dry_run:
+        if set(course.lost) - course.slow and not self.options.dry_run:
             self.remember(found)
 
         def record(winner: str | None, reason: str, **more: Any) -> KernelRecord:

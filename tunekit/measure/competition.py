@@ -119,7 +119,8 @@ class Competition:
             with self.timed(f"race {regime.name}"):
                 self.part = f"{regime.name} ({done + 1} of {len(self.regimes)})"
                 raced = self._race(regime, share, picked)
-            for suffix, reason in self.course.lost.items():
+            for suffix in set(self.course.lost) - self.course.slow:
+                reason = self.course.lost[suffix]
                 self.journal.late(suffix, f"{regime.name}: {reason}")
             for suffix, reason in raced.failed.items():
                 name = suffix.removesuffix(race.TWIN)

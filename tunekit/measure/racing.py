@@ -148,6 +148,7 @@ class Here:
         self.bound, self.clock = bound, clock
         self.regimes = {regime.name: regime for regime in regimes}
         self.lost: dict[str, str] = {}
+        self.slow: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -168,7 +169,8 @@ class _Lost(Exception):
 
     Attributes:
         row: whose turn it was, or None.
-        how: ``ended`` (the process did), ``hung``, or ``time`` (the deadline came, and it did not end by itself).
+        how: ``ended`` (the process did), ``hung``, ``slow`` (as hung, but with less patience than the limits say, since
+            the time was short), or ``time`` (the deadline came, and it did not end by itself).
         seen: the rounds that were whole by then.
     """
 
@@ -262,7 +264,8 @@ class _Child(gate.Process):
                         self.turns[name] = self.turns.get(name, 0) + 1
                 silent = now - since
                 if silent >= patience:
-                    raise lost(f"no answer in {patience:g} s while it was timed", "hung")
+                    how = "hung" if patience >= self.limits.row else "slow"
+                    raise lost(f"no answer in {patience:.3g} s while it was timed", how)
                 if deadline.over() and deadline.past() >= _GRACE:
                     sized = stage in ("screening", "final")
                     if sized and silent >= max(_GRACE, _SILENT * order.plan.window):
@@ -289,11 +292,13 @@ class Course:
 
     Attributes:
         lost: rows that ended a child or hung, with the reason. They are not raced again.
+        slow: those of them that are only known to have taken too long for the time that was left.
     """
 
     def __init__(self, job: gate.Job, limits: gate.Limits) -> None:
         self.job, self.limits = job, limits
         self.lost: dict[str, str] = {}
+        self.slow: set[str] = set()
         self._child: _Child | None = None
 
     def __enter__(self) -> Self:
@@ -363,6 +368,8 @@ class Course:
                 found = {name: self._alone(order, name, ran.get(name, 0), deadline, say) for name in others}
                 guilty = {name: reason for name, reason in found.items() if reason is not None} or guilty
         self.lost.update(guilty)
+        if lost.how == "slow":
+            self.slow.update(guilty)
         return guilty
 
     def _alone(self, order: Order, row: str, turns: int, deadline: Deadline, say: Say) -> str | None:
