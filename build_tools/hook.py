@@ -26,7 +26,7 @@ from setuptools.command.build_ext import build_ext as _build_ext
 
 from tunekit import _manifest, core, cpu, dispatch, linking
 from tunekit.environment import settings
-from tunekit.errors import DeclarationError, TemplateError, ToolchainError, TunekitError
+from tunekit.errors import DeclarationError, TemplateError, ToolchainError, TunekitError, told
 from tunekit.kernel import Kernel
 from tunekit.module import PREFIX
 from tunekit.paths import module_suffix
@@ -101,7 +101,7 @@ def declare_alone(file: Path) -> tuple[Kernel, ...]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise DeclarationError(f"{file}: it cannot be executed: {type(error).__name__}: {error}") from error
+        raise DeclarationError(f"{file}: it cannot be executed: {told(error)}") from error
     found = tuple(k for k in dispatch.kernels() if k.file == str(file.resolve()))
     if not found:
         raise DeclarationError(

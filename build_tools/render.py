@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import jinja2
 
 from tunekit._templates import read_template, template_digest
-from tunekit.errors import TemplateError
+from tunekit.errors import TemplateError, told
 from tunekit.kernel import Kernel
 from tunekit.rows import REFERENCE, Row
 
@@ -128,7 +128,7 @@ def render(kernel: Kernel, row: Row | None, arch: str, alternative: int = 0, fea
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # an author's context function or an expression in the template
-        raise TemplateError(f"{where}: {type(error).__name__}: {error}") from error
+        raise TemplateError(f"{where}: {told(error)}") from error
     # Statement and comment lines of a template leave empty lines behind.
     text = re.sub(r"\n{3,}", "\n\n", text).lstrip()
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -178,6 +178,16 @@ class FakeHouse(House):
     def unbuilt(self, kernel: Kernel, suffix: str) -> bool:
         return suffix in self.missing
 
+    def explained(self, kernel: Kernel, why: Mapping[str, str], problem: str) -> Mapping[str, str]:
+        return {**why, **{suffix: f"not built: {problem}" for suffix in self.missing if problem}}
+
+    def impossible(self, kernel: Kernel, suffix: str) -> str | None:
+        why = self.reasons[kernel.name].get(suffix)
+        return why if suffix in self.rows[kernel.name] or why else "the grid has no such row"
+
+    def read_model(self, kernels: Sequence[Kernel], model: str) -> None:
+        self.events.append(f"read {model}")
+
     def compilers(self, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(names)
 

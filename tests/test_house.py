@@ -14,7 +14,7 @@ from conftest import ROOT, run_python
 # A room may import rooms of its own floor or below. Rooms of one floor are listed from the bottom up.
 # fmt: off
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("_lock", "errors", "environment", "signature", "console"),                 # ground
+    ("_early", "_lock", "errors", "environment", "signature", "console"),                 # ground
     ("_templates", "paths", "core", "cpu", "rows"),                                        # data rooms
     ("_profile", "team", "kernel", "_manifest", "_verdicts", "choose", "module"),                             # run-time rooms
     ("dispatch",),                                                           # join

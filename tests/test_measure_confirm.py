@@ -305,8 +305,67 @@ def test_nothing_to_confirm_with_keeps_the_fallback_and_says_so() -> None:
 
     other = Unreadable()
     other.add("gemm", ROWS, "k1", [FakeRow("k1", times(1e-3)), FakeRow("k2", times(0.8e-3))], FakeFixtures(box, REGIMES))
-    _, kernel, result = run(other, box, model="x.gguf")
-    assert other.manifest == {"gemm": "k1"} and "x.gguf is no model" in result.notes[0]
+    _, kernel, _ = run(other, box, model="x.gguf")
+    assert other.manifest == {"gemm": "k1"} and kernel.confirm[0].reason == "x.gguf is no model"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Breaks(FakeHouse):
+    """A family whose confirm() raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def chains(self, kernel: Any, fixtures: Any, model: str | None) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("incumbent", [None, "k2"])
+@pytest.mark.parametrize("confirm_row", [None, "k2"])
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("on purpose\nand more"), "RuntimeError: on purpose and more"),
+        (SystemExit(0), "SystemExit: 0"),
+        (Mute(), "Mute"),
+        (AttributeError(), "AttributeError"),
+    ],
+)
+def test_a_confirm_that_raises_is_one_line_and_what_ran_before_stays(
+    error: BaseException, words: str, incumbent: str | None, confirm_row: str | None
+) -> None:
+    box = SimulatedBox(1, noise=0.005)
+    house = Breaks(error)
+    house.add("gemm", ROWS, "k1", [FakeRow("k1", times(1e-3)), FakeRow("k2", times(0.8e-3))], FakeFixtures(box, REGIMES))
+    house.manifest = {"gemm": incumbent} if incumbent else {}
+    status, kernel, _ = run(house, box, confirm=confirm_row)
+    assert status == 0 and kernel.winner == (incumbent or "k1")
+    [entry] = kernel.confirm
+    assert entry.verdict == "unusable" and entry.reason == words
+    if incumbent is None:
+        assert kernel.rows["k2"].verdict == "unconfirmed" and words in kernel.reason
+    if confirm_row is None:
+        assert house.manifest == {"gemm": incumbent or "k1"}
+
+
+@pytest.mark.parametrize("answer", [None, 42, [42], "chain", [Chain("c", (), lambda: lambda part: None)], [APP, APP]])
+def test_what_confirm_returns_is_looked_at(answer: Any) -> None:
+    from tunekit.errors import GateError
+    from tunekit.measure.family import chains_of
+
+    class Odd(FakeFixtures):
+        def confirm(self, model: str | None) -> Any:
+            return answer
+
+    box = SimulatedBox(1)
+    [kernel] = toy(box).declared
+    with pytest.raises(GateError, match="confirm"):
+        chains_of(kernel, Odd(box, REGIMES), None)
 
 
 @pytest.mark.parametrize("incumbent", [None, "k2_g2"])
@@ -336,9 +395,50 @@ def test_one_row_is_confirmed_by_hand_and_nothing_is_written() -> None:
     assert kernel.regimes == {} and kernel.rows["k4"].verdict == "unconfirmed"
     assert kernel.confirm[0].ratio == pytest.approx(1 / 0.99)
     assert run(house, box, confirm="k2")[1].winner == "k2"
-    status, kernel, _ = run(house, box, confirm="k8")
-    assert status == 3 and "k8 cannot be confirmed: this CPU lacks avx512f" in kernel.reason
     assert house.manifest == {}
+
+
+@pytest.mark.parametrize(("row", "why"), [("k8", "this CPU lacks avx512f"), ("k99", "the grid has no such row")])
+def test_a_row_that_cannot_run_here_is_refused_before_anything_is_built(row: str, why: str) -> None:
+    box = SimulatedBox(1, noise=0.005)
+    house = toy(box)
+    status, out, err = command(house, "--confirm", row, box=box)
+    assert (status, out, err) == (2, "", f"tunekit: --confirm {row}: {why}\n") and house.events == []
+
+
+def test_a_model_is_looked_at_before_anything_is_built() -> None:
+    box = SimulatedBox(1, noise=0.005)
+    house = toy(box)
+    assert command(house, "--model", "some.gguf", box=box)[0] == 0
+    assert house.events[:2] == ["read some.gguf", "build"]
+
+
+@pytest.mark.parametrize("option", ["--confirm", "--kernel", "--scope", "--model", "--module"])
+@pytest.mark.parametrize("word", ["", "  "])
+def test_an_option_that_is_given_empty_is_an_error(option: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        retune.main([option, word])
+    assert ended.value.code == 2 and f"{option[2:]}: it is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "--scope", ""],
+        ["build", "--module", ""],
+        ["verify", "--kernel", "", "--emission"],
+        ["verify", "--row", ""],
+        ["report", "--output", ""],
+        ["show", "", "k1"],
+        ["manifest", "show", "--scope", ""],
+    ],
+)
+def test_other_commands_refuse_empty_words_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    from tunekit.__main__ import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2 and "it is empty" in capsys.readouterr().err
 
 
 # --- seats -----------------------------------------------------------------------------------------------

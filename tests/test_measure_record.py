@@ -106,3 +106,15 @@ def test_merge_keeps_the_kernels_of_an_older_run_on_the_same_box() -> None:
     assert merge(dataclasses.replace(other, box={"arch": "m68k"}), RUN) == RUN
     newer = dataclasses.replace(RUN, kernels={"k": dataclasses.replace(KERNEL, winner="b")})
     assert merge(RUN, newer).kernels["k"].winner == "b"
+
+
+def test_a_brand_that_was_known_stays() -> None:
+    old, new = RunRecord("s", {"arch": "x"}, "A Brand"), RunRecord("s", {"arch": "x"}, "unknown")
+    assert merge(old, new).brand == "A Brand" and merge(new, old).brand == "A Brand"
+    assert merge(old, RunRecord("s", {"arch": "y"}, "unknown")).brand == "unknown"
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), float("inf"), float("nan")])
+def test_a_number_that_is_none_is_malformed(number: float) -> None:
+    with pytest.raises(MalformedManifest, match="time_limit"):
+        RunRecord.from_json({**RunRecord("s", {}).to_json(), "time_limit": number})

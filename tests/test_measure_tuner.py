@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import run_python
 from measure_fakes import FakeFixtures, FakeHouse, FakeRow, SimulatedBox
 
 from tunekit import retune, tuner
@@ -709,3 +711,85 @@ def test_rows_of_a_kernel_without_fixtures() -> None:
     with pytest.raises(TunekitError, match="declares no fixtures"):
         tuner.fixtures_of(kernel)
     assert isinstance(ROWS[0], Row) and "gemm" in WORLDS
+
+
+def test_a_row_that_was_not_built_says_the_cause() -> None:
+    box = SimulatedBox(1)
+    house = toy(box, dict.fromkeys(("reference", "k1", "k2", "k2_g2", "k4")))
+    house.missing = {"k1", "k2"}
+    house.built = Built(problem="the cache is read-only")
+    _, kernel, _ = run(house, box)
+    assert kernel.rows["k1"].reason == "not built: the cache is read-only" and "read-only" in kernel.reason
+    assert kernel.rows["k8"].reason == "this CPU lacks avx512f"
+
+
+def test_a_row_that_there_was_no_time_to_build_says_so() -> None:
+    box = SimulatedBox(1)
+
+    class Slow(FakeHouse):
+        def build(self, kernels: Any, progress: Any) -> Built:
+            box.now += 1000
+            return super().build(kernels, progress)
+
+    house = Slow()
+    house.add("gemm", ROWS, "k1", [], FakeFixtures(box, REGIMES))
+    house.missing = {"k1"}
+    _, kernel, _ = run(house, box, time_limit=1.0)
+    assert kernel.rows["k1"].reason.startswith("not built: the time limit came first")
+
+
+@pytest.mark.build
+@pytest.mark.parametrize("fault", ["refused", "damaged"])
+def test_a_cache_that_cannot_be_used_is_the_reason_in_the_table(fault: str, tmp_path: Path) -> None:
+    """And a row that this CPU lacks says that; no warning shows a line of our source."""
+    cache = tmp_path / "cache"
+    words = "retune --module toy.kernels --scope toyscope --dry-run --quiet --json".split()
+    environment = {"TUNEKIT_CACHE": str(cache), "TUNEKIT_HOME": str(tmp_path / "home")}
+    code = "import sys, tunekit.__main__ as m; from tunekit import dispatch, module\n"
+    if fault == "refused":
+        cache.mkdir(mode=0o777)
+        cache.chmod(0o777)
+    else:
+        code += (
+            "def damaged(path, kernels): raise module.DamagedModule(f'{path}: it cannot be loaded (on purpose)')\n"
+            "module.load = damaged\n"
+        )
+    done = run_python(f"{code}sys.exit(m.main({words!r}))", environment, timeout=200)
+    rows = json.loads(done.stdout)["scopes"][0]["record"]["kernels"]["toy"]["rows"]
+    why = "can be written to by others" if fault == "refused" else "it cannot be loaded (on purpose)"
+    assert why in rows["k1"]["reason"] and "tunekit build" not in rows["k1"]["reason"], rows
+    assert rows["k3"]["reason"].startswith("this CPU lacks "), rows
+    assert "TunekitWarning" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_row_that_ended_a_race_is_met_again_only_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tunekit.measure import racing
+
+    hold = racing.Here.hold
+    entered: list[list[str]] = []
+
+    def lose_k4(self: racing.Here, order: racing.Order, deadline: Deadline, say: racing.Say) -> Any:
+        entered.append(order.rows)
+        if "k4" not in order.rows:
+            return hold(self, order, deadline, say)
+        found = hold(self, dataclasses.replace(order, rows=[r for r in order.rows if r != "k4"]), deadline, say)
+        self.lost["k4"] = "exit status 0 before the end of the race"
+        return dataclasses.replace(found, failed={"k4": self.lost["k4"]})
+
+    monkeypatch.setattr(racing.Here, "hold", lose_k4)
+    box = SimulatedBox(1, noise=0.005)
+    house = toy(box)
+    house.journals = tmp_path
+    status, kernel, _ = run(house, box)
+    assert status == 0 and kernel.winner == "k2_g2" and kernel.complete
+    assert kernel.rows["k4"].verdict == "rejected" and "tile: exit status 0" in kernel.rows["k4"].reason
+    assert "tile: exit status 0" in str(house.verdicts["k4", ()])  # nor is it chosen without a manifest
+    assert [("k4" in rows) for rows in entered] == [True, False, False]
+    entered.clear()
+    _, kernel, _ = run(house, box)
+    assert kernel.winner == "k2_g2" and not any("k4" in rows for rows in entered)
+    assert kernel.rows["k4"].reason.endswith("(in an earlier run; --fresh asks again)")
+    _, kernel, _ = run(house, box, fresh=True)
+    assert any("k4" in rows for rows in entered)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import struct
 from pathlib import Path
 from typing import Any
@@ -190,3 +192,55 @@ def test_synthetic_matrices_are_ordinary() -> None:
     m = chains.synthetic(96, 64, 1)
     assert m.shape == (96, 64) and m.scales_fit_float16
     assert 0.0004 < m.scales.min() < m.scales.max() < 0.0021 and len(np.unique(m.codes)) > 200
+
+
+# --- before a retune builds anything -----------------------------------------------------------------------
+
+
+def refusal(path: Path) -> str:
+    from tunekit.errors import TunekitError
+    from tunekit.tuner import House
+
+    house = House()
+    try:
+        house.read_model(house.kernels("tunekit"), str(path))
+    except TunekitError as error:
+        return str(error)
+    return ""
+
+
+def test_a_file_that_is_no_model_is_refused_at_once(write: Any, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.gguf"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), tmp_path):
+        assert refusal(path) == f"--model {path}: it is not a regular file"
+        with pytest.raises((ValueError, OSError)):  # and where it became one meanwhile, reading it hangs nobody
+            gguf.read(path)
+    assert refusal(tmp_path / "none.gguf").endswith("none.gguf: No such file or directory")
+    assert "is cut short" in refusal(write(small_model(1)[:600]))
+    assert "does not begin with GGUF" in refusal(write(b"\x7fELF" * 30))
+    assert "attn_q.weight is missing" in refusal(write(small_model(1, leave_out="blk.0.attn_q.weight")))
+    assert refusal(write(small_model(1))) == ""
+
+
+def test_an_alignment_that_is_none_is_refused(write: Any) -> None:
+    for value in (entry("general.alignment", 8, text("x")), entry("general.alignment", 4, struct.pack("<I", 0))):
+        head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + value
+        with pytest.raises(ValueError, match="its alignment is"):
+            gguf.read(write(head + b"\0" * 64))
+
+
+def test_a_row_is_known_to_be_impossible_before_it_is_built() -> None:
+    from tunekit.cpu import this_features
+    from tunekit.tuner import House
+
+    house = House()
+    [kernel] = house.kernels("tunekit")
+    usable = this_features()
+    for row in kernel.rows:
+        why = house.impossible(kernel, row.suffix)
+        runs = any(frozenset(alternative) <= usable for alternative in kernel.targets(row))
+        assert (why is None) == (runs and kernel.refuses(row, platform.machine()) is None), (row.suffix, why)
+    assert house.impossible(kernel, "reference") is None
+    near = house.impossible(kernel, kernel.rows[0].suffix + "x")
+    assert near is not None and kernel.rows[0].suffix in near

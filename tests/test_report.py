@@ -380,3 +380,35 @@ def test_a_reader_that_goes_away_is_no_error(recorded: Path) -> None:
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_page_goes_into_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(record().to_json()))
+    code = (
+        "import sys; from tunekit.__main__ import main\n"
+        f"sys.exit(main(['report', '--record', {str(path)!r}, '--output', sys.argv[1]]))"
+    )
+    pages = set()
+    for name in ("-", "/dev/stdout"):
+        done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        pages.add(done.stdout[done.stdout.index("<!") : done.stdout.index("</html>")])
+    assert len(pages) == 1
+
+
+def test_a_name_that_nobody_had_time_to_say_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(record(brand="unknown").to_json()))
+    monkeypatch.setattr(sources, "brand", lambda: "PDP-11/70")
+    assert sources.source(path).record.brand == "PDP-11/70"
+    elsewhere = record(brand="unknown", box={**cpu.this_box().to_json(), "arch": "pdp11"})
+    path.write_text(json.dumps(elsewhere.to_json()))
+    assert sources.source(path).record.brand == "unknown"
+
+
+@pytest.mark.parametrize("time", [5e-324, 1e-320, 1e308, -1.0, 0.0])
+def test_times_that_no_clock_gave_are_left_out(time: float) -> None:
+    centres = {"fast": 1e-3, "base": 2e-3, "near": time}
+    text = page.render([source(kernels={"q8q8": kernel(regimes={"main": regime(centres=centres)})})], "1", [])
+    assert "fast" in text

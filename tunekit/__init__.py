@@ -7,6 +7,7 @@ are chosen at first use.
 
 from __future__ import annotations
 
+from tunekit import _early  # noqa: F401 - the first of all
 from tunekit._policy import Guard, policy
 from tunekit._status import StatusRow, log_status, status
 from tunekit.declare import Scope, companion, tune, tune_manifest

@@ -32,7 +32,7 @@ from tunekit import (
     paths,
     team,
 )
-from tunekit.console import Console, apart, plain, results, seconds, table
+from tunekit.console import Console, apart, no_empty, plain, results, seconds, table
 from tunekit.environment import environment_table, settings
 from tunekit.errors import ManifestError, ToolchainError, TunekitError
 from tunekit.kernel import Kernel
@@ -562,7 +562,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tunekit import retune
 
         return retune.main(words[1:])
-    options = parser().parse_args(words)
+    grammar = parser()
+    options = grammar.parse_args(words)
+    no_empty(grammar, options)
     if dispatch.shadowed() and options.command in ("build", "show", "verify", "header", "new"):
         print(
             "tunekit: this is a checkout that is not installed, so its build tools are not in the package; "

@@ -19,7 +19,10 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import argparse
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 _CLEAR = "\r\x1b[2K"
@@ -31,6 +34,13 @@ HEARTBEAT = 30.0
 """Seconds after which a stage is mentioned again in a log."""
 
 _JSON_EVERY = 0.2  # seconds between JSON lines of one stage
+
+
+def no_empty(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse options that were given an empty word, such as a shell variable that is not set: exit status 2."""
+    for name, value in vars(options).items():
+        if any(isinstance(word, str) and not word.strip() for word in (value if isinstance(value, list) else [value])):
+            parser.error(f"{name.replace('_', '-')}: it is empty; name something, or leave it out")
 
 
 _documents: list[TextIO | None] = []

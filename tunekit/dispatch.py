@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import json
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,6 +36,7 @@ from tunekit.errors import (
     SettingError,
     TunekitError,
     TunekitWarning,
+    told,
 )
 from tunekit.kernel import Kernel
 from tunekit.module import BuiltRow, LoadedModule
@@ -138,7 +140,7 @@ def add_family(name: str) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # somebody else's code, which may even exit
-        what = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        what = str(error) if isinstance(error, ImportError) else told(error)
         raise TunekitError(f"--module {name}: it cannot be imported ({what}); name it as Python imports it") from error
     found = {k.scope.name: k.module for k in kernels() if k.module == name}
     if not found:
@@ -165,7 +167,7 @@ def declare_scope(scope: str) -> tuple[Kernel, ...]:
     except BaseException as error:  # somebody else's code
         raise TunekitError(
             f"scope {scope!r}: its declaring module {installed[scope]} cannot be imported "
-            f"({type(error).__name__}: {error}); reinstall or uninstall its package"
+            f"({told(error)}); reinstall or uninstall its package"
         ) from error
     if not kernels(scope):
         raise TunekitError(
@@ -269,7 +271,8 @@ def _cached(kernel: Kernel, kind: str, release: _Release, compiler: str = "") ->
         return None
     reason = paths.distrust(index.parent)
     if reason is not None:
-        warn_once(f"tunekit: cached modules are not loaded: {reason}")
+        _unloadable[index] = f"cached modules are not loaded: {reason}"
+        warn_once(f"tunekit: {_unloadable[index]}")
         return None
     entry = next((e for e in entries if release.made(e["sources"])), None)
     if entry is None:
@@ -282,7 +285,13 @@ def _cached(kernel: Kernel, kind: str, release: _Release, compiler: str = "") ->
     try:
         return module.load(index.parent / entry["file"], release.siblings)
     except DamagedModule as error:
-        warn_once(f"tunekit: {error}")
+        _unloadable[index] = str(error)
+        if hasattr(os, "ST_NOEXEC") and os.statvfs(index.parent).f_flag & os.ST_NOEXEC:
+            _unloadable[index] = (
+                f"code in the cache {paths.cache_root()} cannot be loaded: its file system is mounted noexec; "
+                "set TUNEKIT_CACHE to a folder elsewhere"
+            )
+        warn_once(f"tunekit: {_unloadable[index]}")
         return None
     except AbiError as error:
         # A changed declaration outdates a cached module; that is no news, the next build replaces it.
@@ -326,11 +335,21 @@ def loaded_modules(kernel: Kernel, grid: bool = False, compiler: str = "") -> tu
         return _modules[unit]
 
 
+_unloadable: dict[Path, str] = {}  # by index: why a module that was built is not loaded
+
+
+def unloadable(kernel: Kernel) -> str:
+    """Why a kernel's grid module, which was built, is not loaded; empty where it is, or where there is none."""
+    loaded_modules(kernel, grid=True)
+    return _unloadable.get(index_path(kernel, "grid"), "")
+
+
 def forget_modules() -> None:
     """Look for modules again (after a build in this process). Choices that were made stay."""
     with lock:
         _modules.clear()
         _outdated.clear()
+        _unloadable.clear()
         _reports.clear()
 
 

@@ -11,6 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def told(error: BaseException) -> str:
+    """Somebody else's exception in words: ``ValueError: no such thing``; the type alone where it cannot say more."""
+    try:
+        text = str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an exception's own __str__ may raise, and even exit
+        text = ""
+    if len(text) > 1000:
+        text = text[:1000] + " ..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class TunekitError(Exception):
     """Base of every error that tunekit raises on purpose."""
 

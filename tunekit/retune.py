@@ -17,13 +17,14 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tunekit import console as _console
 from tunekit import dispatch
 from tunekit.console import Console
-from tunekit.errors import GateError, ManifestError, TunekitError
+from tunekit.errors import GateError, ManifestError, TunekitError, TunekitWarning
 from tunekit.measure import gate
 from tunekit.measure.record import KernelRecord, RegimeRecord, RunRecord
 from tunekit.measure.verdicts import percent
@@ -187,7 +188,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-probe", action="store_true", help="do not measure what dispatch costs (python -m tunekit probe)")
     add("--fresh", action="store_true", help="forget the present winners and what earlier runs measured")
     add("--dry-run", action="store_true", help="measure and report, write nothing")
-    add("--in-process", action="store_true", help="check rows in this process, which a bad row can end")
+    add("--in-process", action="store_true", help="check and race rows in this process, which a bad row can end")
     add("--seed", type=int, default=0, metavar="N", help="seed of the order in which rows take turns (0)")
     add("--json", action="store_true", help="print the result as one JSON document")
     add("--quiet", action="store_true", help="no progress, no tables: what changed, and errors")
@@ -261,9 +262,22 @@ def _run(
         confirm=arguments.confirm,
         compilers=tuple(name.strip() for name in (arguments.compilers or "").split(",") if name.strip()),
     )
-    with _console.apart(arguments.json):
+    with _console.apart(arguments.json), warnings.catch_warnings():
         talk = console or Console(quiet=arguments.quiet or arguments.json, progress=arguments.progress)
+        warnings.showwarning = _plainly(talk, warnings.showwarning)
         return _obey(arguments, options, talk, house, clock)
+
+
+def _plainly(talk: Console, others: Callable[..., None]) -> Callable[..., None]:
+    """A way to show warnings in which tunekit's own are one line, without a line of its source."""
+
+    def show_warning(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, TunekitWarning):
+            talk.complain(str(message))
+        else:
+            others(message, category, *where, **more)
+
+    return show_warning
 
 
 def _guarded(work: Callable[[], int]) -> int:
@@ -368,6 +382,7 @@ def _main(argv: Sequence[str] | None) -> int:
     )
     add_arguments(parser)
     arguments = parser.parse_args(argv)
+    _console.no_empty(parser, arguments)
     return _run(arguments, None, None, time.perf_counter)
 
 

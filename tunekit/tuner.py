@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import difflib
 import importlib
 import platform
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,13 +32,15 @@ from tunekit.errors import (
     TemplateError,
     ToolchainError,
     TunekitError,
+    told,
 )
 from tunekit.kernel import Kernel
-from tunekit.measure import gate, race, stats
+from tunekit.measure import gate, race, racing, stats
 from tunekit.measure.competition import Competition, Entrants
 from tunekit.measure.confirm import (
     REJECTED,
     UNFINISHED,
+    UNUSABLE,
     Arm,
     Crown,
     Times,
@@ -52,7 +56,7 @@ from tunekit.measure.family import (
     pair_name,
     row_digests,
 )
-from tunekit.measure.fixtures import EVERYTHING, BoundRow, Chain, Fixtures, check_regimes
+from tunekit.measure.fixtures import EVERYTHING, BoundRow, Chain, ConfirmFixtures, Fixtures, check_regimes
 from tunekit.measure.journal import Journal, confirm_key
 from tunekit.measure.race import Deadline
 from tunekit.measure.record import ConfirmRecord, KernelRecord, RowRecord, RunRecord, merge
@@ -65,6 +69,11 @@ BUILD_SHARE = 0.5
 
 CONFIRM_SHARE = 0.4
 """Of what is left after the checks, how much the races leave for confirming who wins them."""
+
+_CHAINS = "its chains"
+"""What stands in the place of a chain where the family's code gave none."""
+
+_NO_TIME = "the time limit came first; the next run goes on from there"
 
 _MEASURED = ("winner", "tied", "slower", "unconfirmed")
 
@@ -182,6 +191,55 @@ class House:
         legal = kernel.refuses(row, world.arch) is None and kernel.requires(row).holds(world.features)
         return legal and suffix not in world.built and suffix not in world.dropped
 
+    def impossible(self, kernel: Kernel, suffix: str) -> str | None:
+        """Why a row could not run here even if it were built, or None."""
+        from tunekit import dispatch
+
+        row = kernel.row(split_name(suffix)[0])
+        if suffix == REFERENCE:
+            return None
+        if row is None:
+            near = difflib.get_close_matches(suffix, [r.suffix for r in kernel.rows], 3, 0.4)
+            return f"the grid of {kernel.key} has no such row" + (f"; near it: {', '.join(near)}" if near else "")
+        world, _ = dispatch.world_of(kernel, grid=True)
+        declined = kernel.refuses(row, world.arch)
+        if declined is not None:
+            return f"declined: {declined}"
+        alternatives = [frozenset(alternative) - world.features for alternative in kernel.targets(row)]
+        lacking = min(alternatives, key=len, default=frozenset()) | {*kernel.requires(row).missing(world.features)}
+        return f"this CPU lacks {', '.join(sorted(lacking))}" if lacking else None
+
+    def read_model(self, kernels: Sequence[Kernel], model: str) -> None:
+        """Look at the file of ``--model`` before minutes of work depend on it.
+
+        Raises:
+            TunekitError: it is no file, or no family of these kernels reads it.
+        """
+        path = Path(model)
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise TunekitError(f"--model {model}: it is not a regular file")
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise TunekitError(f"--model {model}: {error.strerror or error}") from error
+        reasons = []
+        for kernel in kernels:
+            try:
+                fixtures = self.fixtures(kernel)
+                if not isinstance(fixtures, ConfirmFixtures):
+                    reasons.append(f"{kernel.key} has no confirm() that could read it")
+                    continue
+                self.chains(kernel, fixtures, model)
+                return
+            except (ValueError, OSError) as error:
+                reasons.append(told(error).partition(": ")[2] or told(error))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # an author's own code: what it raises is told in its place
+                reasons.append(told(error))
+        raise TunekitError(f"--model {model}: {'; '.join(dict.fromkeys(reasons)) or 'no kernel reads it'}")
+
     def compilers(self, names: Sequence[str]) -> tuple[str, ...]:
         """Of compilers that a user named, those other than the usual one. Raises TunekitError where one is not here."""
         if not names:
@@ -232,6 +290,23 @@ class House:
         from tunekit import dispatch
 
         return dispatch.why_not(kernel, compilers)
+
+    def explained(self, kernel: Kernel, why: Mapping[str, str], problem: str) -> Mapping[str, str]:
+        """``why`` with the cause where a row's object is missing: the CPU, ``problem``, a cache that is not loaded."""
+        from tunekit import dispatch
+
+        world, _ = dispatch.world_of(kernel, grid=True, judged=False)
+        cause = problem or dispatch.unloadable(kernel)
+        found = dict(why)
+        for suffix in why:
+            name, compiler = split_name(suffix)
+            row = kernel.row(name)
+            if row is None or suffix in world.built or suffix in world.dropped or kernel.refuses(row, world.arch):
+                continue
+            found[suffix] = self.impossible(kernel, suffix) or (
+                f"not built: {cause}" if cause and not compiler else why[suffix]
+            )
+        return found
 
     def fixtures(self, kernel: Kernel) -> Fixtures:
         """The family's gates and regimes. Raises NoFixtures where it declares none."""
@@ -348,7 +423,7 @@ class Options:
         time_limit: seconds for the whole run, or None.
         dry_run: measure and report, write nothing.
         fresh: forget the incumbent and the journal; ties go to the fallback.
-        in_process: check rows in this process, where no child can be had.
+        in_process: check and race rows in this process, where no child can be had.
         seed: of the orders of the rounds.
         limits: of the children that check rows.
         plan: of the races.
@@ -518,6 +593,7 @@ def tune(
             console.complain(f"tunekit: {reason}")
         if not chosen[scope]:
             del chosen[scope]
+    _look_ahead(chosen, options, rooms)
     if not options.dry_run:
         for scope in chosen:
             rooms.can_write(scope)
@@ -536,10 +612,32 @@ def tune(
             except (KeyboardInterrupt, Exception):
                 raise
             except BaseException as error:  # an author's code that exits would end the others' run
-                broken.append((scope, f"its code ended the run with {type(error).__name__}: {error}"))
+                broken.append((scope, f"its code ended the run with {told(error)}"))
     results += [_unusable(scope, problem, options, rooms) for scope, problem in broken]
     console.clear()
     return results
+
+
+def _look_ahead(chosen: dict[str, list[Kernel]], options: Options, house: House) -> None:
+    """Refuse what ``--confirm`` and ``--model`` name, where it cannot be, before anything is built.
+
+    Kernels that cannot run the row to be confirmed are taken out of ``chosen``.
+
+    Raises:
+        TunekitError: no kernel has the row, or can run it here; or no family reads the model.
+    """
+    every = [kernel for kernels in chosen.values() for kernel in kernels]
+    if options.confirm is not None and every:
+        reasons = {kernel.key: house.impossible(kernel, options.confirm) for kernel in every}
+        if None not in reasons.values():
+            why = "; ".join(dict.fromkeys(str(reason) for reason in reasons.values()))
+            raise TunekitError(f"--confirm {options.confirm}: {why}")
+        for scope in list(chosen):
+            chosen[scope] = [kernel for kernel in chosen[scope] if reasons[kernel.key] is None]
+            if not chosen[scope]:
+                del chosen[scope]
+    if options.model is not None and every:
+        house.read_model([kernel for kernels in chosen.values() for kernel in kernels], options.model)
 
 
 def _unusable(scope: str, problem: str, options: Options, house: House) -> ScopeResult:
@@ -549,10 +647,13 @@ def _unusable(scope: str, problem: str, options: Options, house: House) -> Scope
     return ScopeResult(record, None, FAILED, problem=problem)
 
 
-def entrants(kernel: Kernel, house: House, fresh: bool, compilers: Sequence[str] = ()) -> Entrants | KernelRecord:
+def entrants(
+    kernel: Kernel, house: House, fresh: bool, problem: str = "", compilers: Sequence[str] = ()
+) -> Entrants | KernelRecord:
     """A kernel's rows before anything ran, or the record that says why nothing can be chosen.
 
-    Rows of ``compilers`` enter beside the usual one's, and what the manifest names does, whoever built it.
+    ``problem`` is why its module was not built, or not to the end. Rows of ``compilers`` enter beside the usual one's,
+    and what the manifest names does, whoever built it.
     """
     previous = house.incumbent(kernel)
     named = () if fresh else (previous, *house.seats(kernel).values())
@@ -563,7 +664,7 @@ def entrants(kernel: Kernel, house: House, fresh: bool, compilers: Sequence[str]
         return compiler in ("", *compilers) or name in named
 
     bound = {name: row for name, row in house.grid(kernel, every).items() if asked(name)}
-    why = house.why_not(kernel, every)
+    why = house.explained(kernel, house.why_not(kernel, every), problem)
     names = [by_compiler(row.suffix, compiler) for row in kernel.rows for compiler in ("", *every)]
     names = [name for name in names if asked(name)]
     rows = {name: RowRecord("unavailable", why.get(name, "")) for name in names}
@@ -609,6 +710,7 @@ class _Run:
         self.notes: list[str] = []
         self.compilers: dict[str, str] = {}
         self.others: dict[str, dict[str, str]] = {}
+        self.problems: dict[str, str] = {}  # why a module was not built, or not to the end
 
     def run(self) -> ScopeResult:
         started = _now()
@@ -656,8 +758,9 @@ class _Run:
         todo = [(module, compiler) for module in modules for compiler in ("", *self.options.compilers)]
         whole = self.deadline.share(BUILD_SHARE)
         for at, (module, compiler) in enumerate(todo):
-            if self.deadline.over():
-                return  # it came while this run waited for its turn
+            if self.deadline.over():  # it came while this run waited for its turn
+                self.problems.setdefault(module, _NO_TIME)
+                continue
             limit = whole.share(1 / (len(todo) - at))
             # All kernels of a file share a module, so all are built even where one is tuned.
             siblings = [k for k in self.house.kernels(self.scope) if k.module == module]
@@ -671,6 +774,8 @@ class _Run:
             try:
                 built = self.house.build(siblings, progress, *((compiler,) if compiler else ()))
             except _BuildTimeUp as error:
+                if not compiler:
+                    self.problems[module] = _NO_TIME
                 self.notes.append(
                     f"the build used up its share of the time limit ({error}), so the rows that were built before "
                     "were raced; the objects stay in the cache, and the next run goes on from there"
@@ -680,13 +785,16 @@ class _Run:
                 self.compilers[module] = built.compiler
             if built.problem:
                 by = f" by {compiler}" if compiler else ""
+                if not compiler:
+                    self.problems[module] = built.problem
                 self.notes.append(f"the grid was not built{by}: {built.problem}")
 
     # --- one kernel
 
     def one_kernel(self, kernel: Kernel, deadline: Deadline) -> tuple[KernelRecord, bool]:
         """A kernel's record, and whether its reference or its fallback failed."""
-        found = entrants(kernel, self.house, self.options.fresh, self.options.compilers)
+        problem = self.problems.get(kernel.module, "")
+        found = entrants(kernel, self.house, self.options.fresh, problem, self.options.compilers)
         if isinstance(found, KernelRecord):
             return found, False
         try:
@@ -700,7 +808,7 @@ class _Run:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # an author's own code, which may even exit
-            what = str(error) if isinstance(error, (TunekitError, ValueError)) else f"{type(error).__name__}: {error}"
+            what = str(error) if isinstance(error, (TunekitError, ValueError)) else told(error)
             text = f"its fixtures cannot be used: {what}"
             _not_raced(found, "not raced: its fixtures cannot be used")
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
@@ -728,7 +836,12 @@ class _Run:
             )
         if self.options.confirm:
             return self.confirm_only(found, journal, fixtures, deadline), False
-        record = self.compete(found, journal, fixtures, deadline)
+        try:
+            record = self.compete(found, journal, fixtures, deadline)
+        except FamilyError as error:
+            text = f"its rows cannot be raced: {error}"
+            _not_raced(found, f"not raced: {text}")
+            return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
         bad = record.winner is None
         return (record if bad else self.keep(found, record)), bad or bool(found.unsound)
 
@@ -794,6 +907,9 @@ class _Run:
         base = [s for s in order if s in (REFERENCE, found.fallback)]
         job = self.job(found.kernel)
         known = {s: gate.Verdict(s, gate.PASSED, "", t) for s in order if (t := journal.passed(s)) is not None}
+        for suffix in set(order) & set(journal.pages.lates):
+            why = f"{journal.pages.lates[suffix]} (in an earlier run; --fresh asks again)"
+            known[suffix] = gate.Verdict(suffix, gate.REJECTED, why)
         if known:
             found.reused.append(f"the checks of {len(known)} rows")
         passed = 0  # of all rows, before those that are asked about now
@@ -860,17 +976,25 @@ class _Run:
     def compete(self, found: Entrants, journal: Journal, fixtures: Fixtures, deadline: Deadline) -> KernelRecord:
         """Race the rows that are left, confirm who won, and decide."""
         regimes = check_regimes(fixtures.regimes())
-        known = Competition(
-            found,
-            regimes,
-            journal,
-            self.options.plan,
-            self.options.seed,
-            self.clock,
-            self.stages.timed,
-            self.console.step,
-        )
-        result = known.run(deadline.share(1 - CONFIRM_SHARE))
+        where: racing.Course | racing.Here
+        if self.options.in_process:
+            where = racing.Here(found.bound, regimes, self.clock)
+        else:
+            where = racing.Course(self.job(found.kernel), self.options.limits)
+        with where as course:
+            known = Competition(
+                found,
+                regimes,
+                journal,
+                self.options.plan,
+                self.options.seed,
+                course,
+                self.stages.timed,
+                self.console.step,
+            )
+            result = known.run(deadline.share(1 - CONFIRM_SHARE))
+        if set(course.lost) - course.slow and not self.options.dry_run:
+            self.remember(found)
 
         def record(winner: str | None, reason: str, **more: Any) -> KernelRecord:
             return KernelRecord(
@@ -937,10 +1061,14 @@ class _Run:
     ) -> Crown:
         """Put the race's winner, and what won in its seats, to what applications do."""
         chains: list[Chain] = []
+        none = ""
 
         def put(challenger: Arm, base: Arm, what: str) -> list[ConfirmRecord]:
-            if not chains:
-                chains.extend(self.chains(found.kernel, fixtures))
+            nonlocal none
+            if not chains and not none:
+                none = self.chains(found.kernel, fixtures, chains)
+            if none:
+                return [ConfirmRecord(_CHAINS, what, challenger.label, base.label, UNUSABLE, none)]
             if challenger.seats and not self.options.in_process:
                 reason = self.check_pair(found.kernel, challenger, deadline)
                 if reason is not None:
@@ -970,18 +1098,22 @@ class _Run:
         crowned = crown(winner, found.fallback, picks, put)
         before = found.incumbent
         ended = any(entry.verdict == UNFINISHED for entry in crowned.records)
-        if ended and crowned.row != winner and before is not None and before in found.alive:
-            # A time limit says nothing about a row: what ran before goes on.
+        if (ended or none) and crowned.row != winner and before is not None and before in found.alive:
+            # A time limit says nothing about a row, and no more does a family's broken code: what ran before goes on.
             return Crown(before, dict(found.seats), crowned.records)
         return crowned
 
-    def chains(self, kernel: Kernel, fixtures: Fixtures) -> Sequence[Chain]:
-        """The kernel's chains; a family that cannot give them is a note, and its winners stay unconfirmed."""
+    def chains(self, kernel: Kernel, fixtures: Fixtures, into: list[Chain]) -> str:
+        """Get the kernel's chains; empty, or why there are none: its winners stay unconfirmed then."""
         try:
-            return self.house.chains(kernel, fixtures, self.options.model)
-        except (TunekitError, ValueError, OSError) as error:
-            self.notes.append(f"{kernel.key}: nothing to confirm a winner with: {error}")
-            return ()
+            into.extend(self.house.chains(kernel, fixtures, self.options.model))
+            return ""
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an author's own code, which may even exit
+            text = " ".join(told(error).split())
+            plain = isinstance(error, (TunekitError, ValueError, OSError))
+            return (text.partition(": ")[2] or text) if plain else text
 
     def arm_of(self, kernel: Kernel) -> Callable[[Arm, Chain], Times]:
         def run(arm: Arm, chain: Chain) -> Times:

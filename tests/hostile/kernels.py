@@ -18,8 +18,9 @@ from tunekit.measure.fixtures import Sample
 ACTS = (
     "sigill", "sigsegv", "sigfpe", "abort", "exits", "hangs", "heap", "memory",
     "past", "before", "half", "zeros", "long_k", "minus_128",
+    "late_exits", "late_sigsegv", "late_hangs", "late_heap",
 )  # fmt: skip
-"""What a row does wrong: ends the process, damages it, or answers wrongly, always or for some operands only."""
+"""What a row does wrong: ends the process, damages it, or answers wrongly; always, for some operands, or only later."""
 
 
 def samples() -> list[Sample]:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tunekit.errors import GateError
+from tunekit.errors import GateError, told
 from tunekit.measure import gate
 from tunekit.measure.child import die_with
 from tunekit.measure.confirm import Arm, ArmFailed, Times
@@ -44,7 +44,7 @@ def serve(request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], None
         chain, witness = getattr(importlib.import_module(module), function)(*request["args"])
         run = chain.prepare()
     except BaseException as error:
-        answer({"error": f"{type(error).__name__}: {error}"})
+        answer({"error": told(error)})
         return
     answer({"ready": True})
     times: dict[str, list[float]] = {part.name: [] for part in chain.parts}

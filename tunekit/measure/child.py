@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tunekit.errors import told
 from tunekit.measure.fixtures import BoundRow, Fixtures, GateCase, Regime
 
 PR_SET_PDEATHSIG = 1
@@ -76,8 +77,7 @@ def run_gates(
 def _describe(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "out of memory"
-    text = str(error)
-    return f"raised {type(error).__name__}" + (f": {text}" if text else "")
+    return f"raised {told(error)}"
 
 
 def load(where: str, args: Sequence[str]) -> tuple[Mapping[str, BoundRow], Fixtures]:
@@ -142,7 +142,7 @@ def serve(requests: Any, answers: Any) -> None:
         rows, fixtures = load(setup["load"], setup["args"])
         cases, regimes = list(fixtures.gates()), list(fixtures.regimes())
     except BaseException as error:
-        answer(error=f"{type(error).__name__}: {error}")
+        answer(error=told(error))
         return
     limit_memory(setup["memory"])
     answer(ready=True)

@@ -12,13 +12,12 @@ from typing import Any
 from tunekit._manifest import COMPILER
 from tunekit.console import Step
 from tunekit.kernel import Kernel
-from tunekit.measure import race, stats, verdicts
+from tunekit.measure import race, racing, stats, verdicts
 from tunekit.measure.fixtures import EVERYTHING, BoundRow, Regime
 from tunekit.measure.journal import Journal
 from tunekit.measure.race import Deadline
 from tunekit.measure.record import RegimeRecord, RowRecord
 from tunekit.rows import split_name
-from tunekit.team import threads
 
 
 @dataclass
@@ -81,7 +80,8 @@ class Competition:
         found: its rows; verdicts, notes and what is left alive are kept up to date there.
         regimes: the primary first.
         journal: what an earlier run found.
-        plan, seed, clock: of the races.
+        plan, seed: of the races.
+        course: where they are held.
         timed: gives a context that counts the time of a stage.
         say: told what goes on.
     """
@@ -93,12 +93,12 @@ class Competition:
         journal: Journal,
         plan: race.Plan,
         seed: int,
-        clock: race.Clock,
+        course: racing.Course | racing.Here,
         timed: Callable[[str], AbstractContextManager[None]],
         say: Callable[[Step], None],
     ) -> None:
         self.found, self.regimes, self.journal = found, list(regimes), journal
-        self.plan, self.seed, self.clock, self.timed, self.say = plan, seed, clock, timed, say
+        self.plan, self.seed, self.course, self.timed, self.say = plan, seed, course, timed, say
         self.args = {s: _arguments(found.kernel, s) for s in found.bound}
         self.chooses = {p for r in regimes if r.decides != EVERYTHING for p in r.decides}
         self.result = Result()
@@ -119,10 +119,12 @@ class Competition:
             # The primary's share is double: on it everything else rests.
             weights = len(self.regimes) - done + (1 if done == 0 else 0)
             share = deadline.share((2 if done == 0 else 1) / weights)
-            # On one lane: a race ranks kernels, and other lanes would bring their neighbours' noise into it.
-            with self.timed(f"race {regime.name}"), threads(1):
+            with self.timed(f"race {regime.name}"):
                 self.part = f"{regime.name} ({done + 1} of {len(self.regimes)})"
                 raced = self._race(regime, share, picked)
+            for suffix in set(self.course.lost) - self.course.slow:
+                reason = self.course.lost[suffix]
+                self.journal.late(suffix, f"{regime.name}: {reason}")
             for suffix, reason in raced.failed.items():
                 name = suffix.removesuffix(race.TWIN)
                 found.rows[name] = RowRecord("rejected", f"{regime.name}: {reason}", found.rows[name].seconds)
@@ -132,9 +134,13 @@ class Competition:
             result.readings[regime.name] = reading
             result.regimes[regime.name] = verdicts.regime_record(regime, raced, reading)
             found.complete = found.complete and raced.complete
-            calm = raced.complete and not raced.failed and reading.margin <= self.plan.least_margin
-            if calm or (raced.complete and not raced.failed and not regime.chooses):
-                self.journal.keep_race(regime.name, raced)
+            # The others raced again without a row that ended the process, as if it had never been there.
+            clean = dataclasses.replace(
+                raced, failed={s: why for s, why in raced.failed.items() if s not in self.course.lost}
+            )
+            whole = clean.complete and not clean.failed
+            if whole and (reading.margin <= self.plan.least_margin or not regime.chooses):
+                self.journal.keep_race(regime.name, clean)
             elif regime.chooses:
                 result.quiet = False
             if found.fallback not in found.alive:
@@ -264,48 +270,24 @@ class Competition:
         group: Callable[[str], Hashable] | None,
         final: bool,
     ) -> race.RaceResult:
-        """Prepare everybody's operands and race."""
-        found, base = self.found, self.found.fallback
-        entries: dict[str, race.Call] = {}
-        failed: dict[str, str] = {}
-        twin: race.Call | None = None
-        for done, suffix in enumerate(order):
-            self.say(Step("race", found.kernel.key, self.part, "preparing", done, len(order), "rows", suffix))
-            if deadline.over():
-                break
-            try:
-                entries[suffix] = regime.prepare(found.bound[suffix])
-                if suffix == base:
-                    twin = regime.prepare(found.bound[suffix])
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # an author's own code, which may even exit
-                failed[suffix] = f"raised {type(error).__name__} while it was prepared: {error}"
-        if base not in entries or twin is None:
-            # Before the limit only a fallback that cannot be prepared comes here, and then it is in ``failed``.
-            return race.RaceResult(self.seed, base, failed=failed, complete=False)
-
-        def progress(stage: str, done: int, of: int) -> None:
-            if of > 1:  # the final's later rounds come one by one, each inside a count of its own
-                item = f"{len(entries)} rows in turns"
-                self.say(Step("race", found.kernel.key, self.part, stage, done, of, "rounds", item))
-
-        raced = race.race(
-            entries,
-            twin,
-            base,
-            keep=keep & set(entries),
-            among=among,
-            group=group,
-            final=final,
-            seed=self.seed,
-            plan=self.plan,
-            clock=self.clock,
-            deadline=deadline,
-            progress=progress,
+        groups = None if group is None else {s: repr(group(s)) for s in order}
+        asked = racing.Order(
+            regime.name,
+            list(order),
+            self.found.fallback,
+            sorted(keep),
+            None if among is None else sorted(among),
+            groups,
+            final,
+            self.seed,
+            self.plan,
         )
-        short = len(entries) + len(failed) < len(order)
-        return dataclasses.replace(raced, failed={**failed, **raced.failed}, complete=raced.complete and not short)
+
+        def say(stage: str, done: int, of: int, item: str) -> None:
+            unit = "rounds" if stage not in (racing.PREPARING, racing.ALONE) else "rows"
+            self.say(Step("race", self.found.kernel.key, self.part, stage, done, of, unit, item))
+
+        return self.course.hold(asked, deadline, say)
 
     def _grouping(self) -> Callable[[str], Hashable]:
         def key(name: str) -> Hashable:

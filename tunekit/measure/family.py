@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunekit import dispatch
-from tunekit.errors import GateError, TunekitError
+from tunekit.errors import GateError, TunekitError, told
 from tunekit.kernel import Kernel
 from tunekit.measure import samples
 from tunekit.measure.fixtures import EVERYTHING, BoundRow, Chain, ConfirmFixtures, Fixtures, Part
@@ -44,7 +44,7 @@ def fixtures_of(kernel: Kernel) -> Fixtures:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # an author's own code, which may even exit
-        raise GateError(f"{where} raised {type(error).__name__}: {error}") from error
+        raise GateError(f"{where} raised {told(error)}") from error
     if isinstance(found, Fixtures):
         return found
     try:
@@ -112,10 +112,12 @@ def chains_of(kernel: Kernel, fixtures: Fixtures, model: str | None) -> list[Cha
 
     Raises:
         ValueError: the family cannot read the model.
-        GateError: a model was named, and the family has no use for one.
+        GateError: its ``confirm`` returns no chains.
+
+    What else the family's code raises is passed on.
     """
     if isinstance(fixtures, ConfirmFixtures):
-        return list(fixtures.confirm(model))
+        return _chains(fixtures.confirm(model), kernel)
     regimes = [regime for regime in fixtures.regimes() if regime.chooses]
 
     def prepare() -> Callable[[str], int]:
@@ -139,6 +141,28 @@ def chains_of(kernel: Kernel, fixtures: Fixtures, model: str | None) -> list[Cha
 
     parts = tuple(Part(regime.name, regime.work, decides(regime)) for regime in regimes)
     return [Chain(OWN_REGIMES, parts, prepare, regimes[0].unit)]
+
+
+def _chains(found: Any, kernel: Kernel) -> list[Chain]:
+    """What a family's ``confirm`` returned, looked at. Raises GateError."""
+    where = f"kernel {kernel.key}: confirm(model)"
+    try:
+        chains = list(found)
+    except TypeError:
+        raise GateError(f"{where} returned {found!r:.60}; it must return a list of Chain") from None
+    for chain in chains:
+        if not isinstance(chain, Chain):
+            raise GateError(f"{where} returned {chain!r:.60} in its list; it must return a list of Chain")
+        parts = chain.parts if isinstance(chain.parts, (tuple, list)) else ()
+        if not parts or not all(isinstance(part, Part) for part in parts) or not callable(chain.prepare):
+            raise GateError(f"{where}: chain {chain.name!r:.60} needs a tuple of at least one Part, and prepare=")
+        names = [part.name for part in parts]
+        if len(set(names)) < len(names):
+            raise GateError(f"{where}: chain {chain.name!r:.60} has two parts of one name")
+    names = [chain.name for chain in chains]
+    if len(set(names)) < len(names):
+        raise GateError(f"{where} returned two chains of one name")
+    return chains
 
 
 def _calls(call: Callable[[], None]) -> int:

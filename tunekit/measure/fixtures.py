@@ -224,7 +224,10 @@ class Unit:
 
 @runtime_checkable
 class ConfirmFixtures(Protocol):
-    """Fixtures that also say what an application does. Without it, the chain is one pass of the deciding regimes."""
+    """Fixtures that also say what an application does. Without it, the chain is one pass of the deciding regimes.
+
+    Where it raises, or returns something else, no winner is confirmed, and what ran before stays.
+    """
 
     def confirm(self, model: str | None) -> Sequence[Chain]:
         """The chains, in the order in which a challenger must win them.

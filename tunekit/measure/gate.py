@@ -10,6 +10,8 @@ that ends in order.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from tunekit.errors import FamilyError, GateError
+from tunekit.errors import FamilyError, GateError, told
 from tunekit.measure.child import load, run_gates
 from tunekit.measure.race import Deadline
 
@@ -92,19 +94,60 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 
 
+_MARK = "TUNEKIT_CHILD"
+"""In the environment of each child and of whatever it starts: by this they are found at its end."""
+
+_marks = itertools.count()
+
+
+def _marked(mark: bytes) -> list[int]:
+    """Processes that were started with a mark in their environment (Linux; elsewhere none is found)."""
+    found = []
+    try:
+        names = [path.name for path in Path("/proc").iterdir()]
+    except OSError:
+        return []
+    for name in names:
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:  # ended, or somebody else's
+                if mark in file.read().split(b"\0"):
+                    found.append(int(name))
+    return found
+
+
+def _end_marked(mark: bytes) -> None:
+    """Kill what a child left behind in sessions of its own; again, since some may be forking meanwhile."""
+    for _ in range(50):
+        left = _marked(mark)
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
 class Process:
     """One child process and the channel on which it answers. A context manager: leaving it kills the process.
 
     Args:
         module: what runs in it; it gets the channel's descriptor and our process number as arguments.
         variables: its environment.
+        also: descriptors that it gets, too; their numbers are its further arguments.
+
+    Attributes:
+        awaits: what its end comes before, in words.
 
     Raises:
         GateError: no child can be started on this system.
     """
 
-    def __init__(self, module: str, variables: Mapping[str, str]) -> None:
+    awaits = "the verdict"
+
+    def __init__(self, module: str, variables: Mapping[str, str], also: Sequence[int] = ()) -> None:
         self._buffer = b""
+        mark = f"{os.getpid()}.{next(_marks)}.{time.time_ns()}"
+        self._mark = f"{_MARK}={mark}".encode()
         self._process: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
@@ -112,12 +155,12 @@ class Process:
         try:
             # A process group of its own: what a kernel forks goes down with it, and Ctrl-C reaches this process only.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(write), str(os.getpid())],
+                [sys.executable, "-P", "-m", module, str(write), str(os.getpid()), *map(str, also)],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
-                pass_fds=(write,),
-                env=variables,
+                pass_fds=(write, *also),
+                env={**variables, _MARK: mark},
                 process_group=0,
             )
         except (OSError, ValueError) as error:
@@ -147,6 +190,7 @@ class Process:
             except (ProcessLookupError, PermissionError):
                 process.kill()
             process.wait()
+            _end_marked(self._mark)
             if process.stdin is not None:
                 try:
                     process.stdin.close()
@@ -217,7 +261,19 @@ class Process:
         status = self._status(1.0)
         if status is None:
             return "closed the channel of the verdicts"
-        return describe_end(status) + (" before the verdict" if status >= 0 else "") + self._last_words()
+        return describe_end(status) + (f" before {self.awaits}" if status >= 0 else "") + self._last_words()
+
+    def finish(self, seconds: float) -> None:
+        """Let the process end by itself. Raises ChildDied when it does not do so in order."""
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        process.stdin.close()
+        status = self._status(seconds)
+        if status is None:
+            raise ChildHung(f"the process hung at its end ({seconds:g} s)")
+        if status != 0:
+            raise ChildDied(f"the process was damaged: at its end {describe_end(status)}{self._last_words()}")
 
     def _last_words(self) -> str:
         """The last line that the process printed, such as the C library's complaint about its heap."""
@@ -277,18 +333,6 @@ class Child(Process):
                 begin(case)
         except ChildDied as error:
             raise type(error)(f"{case}: {error}" if case else str(error)) from None
-
-    def finish(self) -> None:
-        """Let the process end by itself. Raises ChildDied when it does not do so in order."""
-        process = self._process
-        if process is None or process.stdin is None:
-            return
-        process.stdin.close()
-        status = self._status(self.limits.row)
-        if status is None:
-            raise ChildHung(f"the process hung at its end ({self.limits.row:g} s)")
-        if status != 0:
-            raise ChildDied(f"the process was damaged: at its end {describe_end(status)}{self._last_words()}")
 
 
 def _peek(process: subprocess.Popen[bytes]) -> int | None:
@@ -413,7 +457,7 @@ class _Gating:
             if died or verdict.state != PASSED:
                 return verdict
             try:
-                child.finish()
+                child.finish(self.limits.row)
             except ChildDied as error:
                 return Verdict(suffix, REJECTED, str(error), verdict.seconds)
             return verdict
@@ -436,7 +480,7 @@ def gate_rows_here(
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # an author's own code, which may even exit
-        raise FamilyError(f"{':'.join(job.args)} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise FamilyError(f"{':'.join(job.args)} cannot be loaded: {told(error)}") from error
     verdicts: dict[str, Verdict] = {}
     for suffix in suffixes:
         if limit.over():

@@ -4,8 +4,8 @@
 Nothing chooses by a journal; manifests alone do that. It counts only where everything that times depend on is as it
 was: box and machine, compiler, templates, the declaration but its rows, the fixtures' file, tunekit itself, the plan
 and the seed. Each row has a digest of its own, so that a row that was added, or whose arguments changed, is new and
-the others are not. A row that failed a check is asked again each time, and what was measured on a noisy box is measured
-again. ``--fresh`` forgets the journal.
+the others are not. A row that failed a check is asked again each time, one that ended the process of a race or hung in
+it is not, and what was measured on a noisy box is measured again. ``--fresh`` forgets the journal.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Pages:
         key: what must be the same for it to count.
         digests: of the rows that it speaks of.
         gates: rows that passed every check, with the seconds that this took.
+        lates: rows that passed them and then ended the process of a race, or hung in it, with the reason.
         races: results by regime.
         confirms: pairs of arms on a chain, each under its :func:`confirm_key`.
         outcome: what became of each row that was measured, once a run came to its end on a quiet box.
@@ -43,6 +44,7 @@ class Pages:
     key: dict[str, Any] = dataclasses.field(default_factory=dict)
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
     gates: dict[str, float] = dataclasses.field(default_factory=dict)
+    lates: dict[str, str] = dataclasses.field(default_factory=dict)
     races: dict[str, RaceResult] = dataclasses.field(default_factory=dict)
     confirms: dict[str, ConfirmRecord] = dataclasses.field(default_factory=dict)
     outcome: dict[str, RowRecord] = dataclasses.field(default_factory=dict)
@@ -114,6 +116,11 @@ class Journal:
 
     # --- races
 
+    def late(self, suffix: str, reason: str) -> None:
+        """A row ended the process of a race or hung in it; the first reason stays."""
+        if self.pages.lates.setdefault(suffix, reason) is reason:
+            self._save()
+
     def known(self, alive: Collection[str]) -> dict[str, RowRecord]:
         """What became of rows that need no race again."""
         return {name: row for name, row in self.pages.outcome.items() if name in alive}
@@ -179,6 +186,7 @@ def _current(pages: Pages, digests: Mapping[str, str]) -> Pages:
         pages.key,
         dict(digests),
         {name: seconds for name, seconds in pages.gates.items() if name not in gone},
+        {name: reason for name, reason in pages.lates.items() if name not in gone},
         {regime: race for regime, race in pages.races.items() if clean(race.screening)},
         {key: record for key, record in pages.confirms.items() if clean(arms(record))},
         {name: row for name, row in pages.outcome.items() if name not in gone},

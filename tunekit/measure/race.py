@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 
+from tunekit.errors import told
 from tunekit.measure import stats
 
 Clock = Callable[[], float]
@@ -53,6 +54,10 @@ class Deadline:
     def over(self) -> bool:
         """Whether it has come."""
         return self.clock() >= self.end
+
+    def past(self) -> float:
+        """Seconds since it came; 0 while it has not."""
+        return max(0.0, self.clock() - self.end)
 
     def share(self, fraction: float) -> Deadline:
         """An earlier deadline: this fraction of what is left from now."""
@@ -152,27 +157,44 @@ def _rounds(samples: Mapping[str, list[float]]) -> int:
     return min((len(times) for times in samples.values()), default=0)
 
 
+class Watch:
+    """Told of a race as it goes; this one does nothing.
+
+    Attributes:
+        alone: whether nobody sends this process a Ctrl-C, so that a KeyboardInterrupt is the contestant's own.
+    """
+
+    alone = False
+
+    def turn(self, name: str) -> None:
+        """A contestant's turn is about to begin; outside the time that is taken."""
+
+    def round(self, stage: str, times: Mapping[str, float], calls: Mapping[str, int]) -> None:
+        """A whole round of ``screening`` or ``final`` is over; seconds a call, and calls a window."""
+
+
 class _Track:
     """The contestants of one race, with the number of calls that fills each one's window."""
 
-    def __init__(self, entries: Mapping[str, Call], plan: Plan, clock: Clock, deadline: Deadline) -> None:
+    def __init__(self, entries: Mapping[str, Call], plan: Plan, clock: Clock, deadline: Deadline, watch: Watch) -> None:
         self.entries = dict(entries)
-        self.plan, self.clock, self.deadline = plan, clock, deadline
+        self.plan, self.clock, self.deadline, self.watch = plan, clock, deadline, watch
         self.calls: dict[str, int] = {}
         self.failed: dict[str, str] = {}
 
     def time(self, name: str, calls: int) -> float | None:
         """Seconds of so many calls; None when the contestant raised, and it is out from then on."""
         call, clock = self.entries[name], self.clock
+        self.watch.turn(name)
         try:
             start = clock()
             for _ in range(calls):
                 call()
             return clock() - start
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
-            self.failed[name] = f"raised {type(error).__name__} while it was timed: {error}"
+            if isinstance(error, KeyboardInterrupt) and not self.watch.alone:
+                raise
+            self.failed[name] = f"raised while it was timed: {told(error)}"
             del self.entries[name]
             return None
 
@@ -205,7 +227,8 @@ class _Track:
         return times
 
 
-def _append(samples: dict[str, list[float]], times: Mapping[str, float]) -> None:
+def append(samples: dict[str, list[float]], times: Mapping[str, float]) -> None:
+    """Add a round to samples: times by contestant."""
     for name in [n for n in samples if n not in times]:
         del samples[name]  # it raised: its earlier times count for nothing
     for name, taken in times.items():
@@ -232,6 +255,7 @@ def race(
     clock: Clock = time.perf_counter,
     deadline: Deadline | None = None,
     progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> RaceResult:
     """Race contestants.
 
@@ -248,6 +272,7 @@ def race(
         clock: seconds; may be a simulated one.
         deadline: when to stop. What was measured by then is returned.
         progress: called with (stage, rounds done, rounds planned).
+        watch: told of every turn and of every round.
 
     Raises:
         ValueError: the base is not among the entries.
@@ -257,7 +282,8 @@ def race(
     how = plan or Plan()
     limit = deadline or Deadline(None)
     rng = random.Random(seed)
-    track = _Track({**entries, twin_of(base): twin}, how, clock, limit)
+    seen = watch or Watch()
+    track = _Track({**entries, twin_of(base): twin}, how, clock, limit, seen)
     say: Progress = progress or (lambda stage, done, of: None)
 
     def shuffled(names: Collection[str]) -> list[str]:
@@ -271,7 +297,9 @@ def race(
             times = track.round(shuffled(names))
             if times is None:
                 return False
-            _append(samples, times)
+            append(samples, times)
+            if stage != "warm-up":
+                seen.round(stage, times, track.calls)
         return True
 
     screening: dict[str, list[float]] = {}

@@ -7,6 +7,7 @@ and hashes with today's to say whether the manifest is stale.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -217,8 +218,9 @@ def read_as(kind: Any, value: Any, where: str) -> Any:
     if origin not in (list, dict):
         allowed = inner or (kind,)
         if float in allowed and type(value) in (int, float):
-            if math.isfinite(value):
-                return float(value)
+            with contextlib.suppress(OverflowError):  # JSON knows integers that no float holds
+                if math.isfinite(value):
+                    return float(value)
         elif any(type(value) is one for one in allowed):  # exactly: True is no int here
             return value
     raise MalformedManifest(f"{where}: {value!r:.60} has the wrong type")
@@ -228,4 +230,6 @@ def merge(old: RunRecord | None, new: RunRecord) -> RunRecord:
     """A run's record together with the kernels that only an older run of the same scope on the same box covered."""
     if old is None or old.scope != new.scope or old.box != new.box:
         return new
+    if new.brand == "unknown":  # it was asked for on a busy box: the name that an older run found is the same machine's
+        new = dataclasses.replace(new, brand=old.brand)
     return dataclasses.replace(new, digests={**old.digests, **new.digests}, kernels={**old.kernels, **new.kernels})

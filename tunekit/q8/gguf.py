@@ -9,6 +9,7 @@ requantised; of other types only the shape is read.
 
 from __future__ import annotations
 
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +155,8 @@ def read(path: Path) -> File:
         ValueError: it is none, is cut short, or says something that cannot be.
         OSError: it cannot be opened.
     """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path} is no GGUF file: it is not a regular file")
     data: NDArray[np.uint8] = np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
     head = _Header(data, path)
     if bytes(head.take(4)) != b"GGUF":
@@ -173,7 +176,9 @@ def read(path: Path) -> File:
             raise head.fail(f"tensor {name} has {dimensions} dimensions")
         extents = tuple(int(head.number("Q")) for _ in range(dimensions))
         listed.append((name, extents, int(head.number("I")), int(head.number("Q"))))
-    step = known.get("general.alignment") or 32
+    step = known.get("general.alignment", 32)
+    if not isinstance(step, int) or not 0 < step <= 1 << 20:
+        raise head.fail(f"its alignment is {step!r:.40}")
     start = -(-head.at // step) * step
     found: dict[str, Tensor] = {}
     for name, extents, kind, offset in listed:
@@ -190,7 +195,7 @@ def read(path: Path) -> File:
     called = known.get("general.name")
     return File(
         path,
-        called if isinstance(called, str) and called else path.stem,
+        called if isinstance(called, str) and called and called.isprintable() else path.stem,
         architecture,
         layers if isinstance(layers, int) else 0,
         found,

@@ -25,12 +25,13 @@ def write(path: Path, data: bytes) -> None:
         TunekitError: it cannot be written; the message names the option.
     """
     try:
-        target = path.resolve()
-        if target.exists() and not target.is_file():
-            if target.is_dir():
-                raise TunekitError(f"{path} is a folder; name a file in it")
-            target.write_bytes(data)  # a pipe or a device: there is nothing to replace
+        if path.is_dir():
+            raise TunekitError(f"{path} is a folder; name a file in it")
+        if path.exists() and not path.is_file():
+            # A pipe or a device: there is nothing to replace. /dev/stdout may lead to one that has no path.
+            path.write_bytes(data)
             return
+        target = path.resolve()
         beside = target.with_name(f".{target.name}.{os.getpid()}.new")
         try:
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:

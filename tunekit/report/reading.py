@@ -18,6 +18,9 @@ GMACS = "GMAC/s"
 TAKEN = {"rejected": "failed a check", "unavailable": "cannot run on this box", "unmeasured": "not measured"}
 """Verdicts of rows that were not raced, in words."""
 
+_LEAST_TIME = 1e-15
+"""Seconds a call: below it, and above its inverse, a record's number is no time that a clock gave."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -139,7 +142,7 @@ def _entry(suffix: str, kernel: KernelRecord, regime: RegimeRecord, fastest: flo
 
 def race(name: str, kernel: KernelRecord, regime: RegimeRecord) -> Race:
     """One regime's figures."""
-    times = {suffix: t for suffix, t in regime.centres.items() if t > 0}
+    times = {suffix: t for suffix, t in regime.centres.items() if _LEAST_TIME <= t <= 1 / _LEAST_TIME}
     fastest = min(times.values(), default=math.nan)
     order = sorted(times, key=lambda suffix: (times[suffix], suffix))
     entries = tuple(_entry(suffix, kernel, regime, fastest) for suffix in order)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 from tunekit import _manifest, dispatch, paths, team
 from tunekit.cpu import this_box
 from tunekit.cpu.box import Box
+from tunekit.cpu.brand import UNKNOWN, brand
 from tunekit.errors import ManifestError, TunekitError
 from tunekit.measure.record import RunRecord
 
@@ -66,6 +68,8 @@ def source(path: Path) -> Source:
     """The record in a file, with the ceilings that belong to it. Raises TunekitError, see :func:`read`."""
     record = read(path)
     foreign = differences(record.box)
+    if record.brand == UNKNOWN and not foreign:
+        record = dataclasses.replace(record, brand=brand())  # nobody had the time to say it then
     found = {} if foreign else team.profile().measured.get("ceilings")
     return Source(path, record, foreign, found if isinstance(found, dict) else {})
 
