@@ -254,9 +254,14 @@ static int64_t enough(void)
     return tk_q8_box.wake_work;
 }
 
+static int32_t cap(int32_t one_token)
+{
+    return one_token ? tk_q8_box.gemv_lane_cap : tk_q8_box.batch_lane_cap;
+}
+
 const tk_team_api tk_team_table = {
     TK_TEAM_ABI, sizeof(tk_team_api), tk_team_run, tk_team_live, tk_lanes, tk_chunks, tk_part, target,
-    tk_team_worth_waking, enough,
+    tk_team_worth_waking, enough, cap,
 };
 
 int tk_knobs_load(PyObject *module)

@@ -53,6 +53,7 @@ typedef struct {
     int64_t (*target)(void); /* target_chunk_work of this box's profile: the `target` of lanes() */
     int32_t (*worth_waking)(int64_t work, int64_t enough);
     int64_t (*enough)(void); /* wake_work of this box's profile: the `enough` of worth_waking() */
+    int32_t (*cap)(int32_t one_token); /* gemv_lane_cap, or with 0 batch_lane_cap, of this box's profile */
 } tk_team_api;
 
 #ifdef __cplusplus
