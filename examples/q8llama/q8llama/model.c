@@ -69,6 +69,16 @@ static void turn(double angle, float *cosine, float *sine)
     *sine = (float)of[(n + 3) & 3];
 }
 
+static void turn_all(void *context, int32_t chunk)
+{
+    session *const s = context;
+    const int64_t half = s->m->hd / 2;
+    (void)chunk;
+    for (int64_t p = 0; p < s->capacity; p++)
+        for (int64_t i = 0; i < half; i++)
+            turn((double)p * s->m->turns[i], s->cosines + p * half + i, s->sines + p * half + i);
+}
+
 /* ---- a session ------------------------------------------------------------------------------------- */
 
 static int64_t slices_of(int64_t count)
@@ -133,10 +143,8 @@ int session_init(session *s, const model *m, int64_t capacity)
         session_free(s);
         return -1;
     }
-    for (int64_t p = 0; p < all; p++)
-        for (int64_t i = 0; i < half; i++)
-            turn((double)p * m->turns[i], s->cosines + p * half + i, s->sines + p * half + i);
-    return 0;
+    const tk_stage angles = {turn_all, NULL, s, 1}; /* a stage of the team's, for its floating-point environment */
+    return m->q8->team->run(&angles, 1, 1, 0) < 0 ? -1 : 0;
 }
 
 void session_free(session *s)
