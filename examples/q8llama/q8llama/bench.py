@@ -106,8 +106,10 @@ def main(model: Model, profile: bool = False, as_json: bool = False) -> int:
         print()
         return 0
     print(f"{measured['model']}: {measured['bytes'] / 1e6:.0f} MB of packed weights, {measured['lanes']} lanes")
-    print(f"rows: {measured['row']} ({measured['source']}), attention {measured['attend']}, between {measured['swiglu']}")
+    print(f"products: {measured['row']} ({measured['source']})")
+    print(f"attention: {measured['attend']}, gates: {measured['swiglu']}")
     print(f"prefill, {measured['prompt']} tokens: {measured['prefill tokens/s']:.1f} tokens/s")
     print(f"decode, {ANSWER} tokens after them: {measured['decode tokens/s']:.1f} tokens/s")
-    print(f"rendezvous: {measured['rendezvous a layer']:.0f} a layer, {measured['rendezvous a token']:.0f} a token in {measured['ops a token']:.0f} ops")
+    layer, token, ops = (measured[n] for n in ("rendezvous a layer", "rendezvous a token", "ops a token"))
+    print(f"rendezvous: {layer:.0f} a layer, {token:.0f} a token in {ops:.0f} ops")
     return 0

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tunekit.measure.fixtures import EVERYTHING, Chain, Part
-
 from q8llama.gguf import File
 from q8llama.model import Model, read_config
 from q8llama.tokens import Tokenizer
+from tunekit.measure.fixtures import EVERYTHING, Chain, Part
 
 PROMPT, ANSWER = 512, 64
 SEAT = "q8q8_gemv"

@@ -184,7 +184,8 @@ class File:
             rows *= e
         if at + rows * row > len(self._map):
             raise ModelError(
-                f"{self.path}: it is cut short: tensor {name} ends at byte {at + rows * row}, the file at {len(self._map)}"
+                f"{self.path}: it is cut short: tensor {name} ends at byte {at + rows * row}, "
+                f"the file at {len(self._map)}"
             )
         raw = np.frombuffer(self._map, np.uint8, rows * row, at).reshape(rows, row)
         return Tensor(name, extents[::-1], label, raw)

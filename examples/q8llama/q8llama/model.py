@@ -97,8 +97,8 @@ def read_config(file: File, vocabulary: int) -> Config:
         raise fail("it is a mixture of experts")
     if made.heads % made.kv_heads or head % 16 or d % 32 or made.ff % 32 or made.heads * head % 32:
         raise fail(
-            f"{made.heads} heads of {head} for {made.kv_heads} of keys, {d} and {made.ff} values: heads must be shared out "
-            f"evenly, their dimension a multiple of 16, and rows multiples of 32"
+            f"{made.heads} heads of {head} for {made.kv_heads} of keys, {d} and {made.ff} values: heads must be shared "
+            f"out evenly, their dimension a multiple of 16, and rows multiples of 32"
         )
     return made
 
@@ -132,9 +132,10 @@ def bar(name: str) -> Progress | None:
         return None
 
     def show(done: int, total: int) -> None:
-        full = 40 * done // max(total, 1)
+        part = done / max(total, 1)
+        drawn = f"{'#' * int(40 * part):.<40}"
         end = "\r\x1b[K" if done == total else ""
-        print(f"\rloading {name} [{'#' * full}{'.' * (40 - full)}] {100 * done // max(total, 1):3d} %", end=end, file=sys.stderr, flush=True)
+        print(f"\rloading {name} [{drawn}] {part:4.0%}", end=end, file=sys.stderr, flush=True)
 
     return show
 
@@ -210,7 +211,8 @@ def _load(file: File, tokenizer: Tokenizer, progress: Progress) -> tuple[Config,
     config = read_config(file, tokenizer.size)
     c, q, kv = config, config.heads * config.head, config.kv_heads * config.head
     if file.metadata.get("llama.vocab_size", c.vocabulary) != c.vocabulary:
-        raise fail(f"llama.vocab_size is {file.metadata['llama.vocab_size']}, and its tokenizer has {c.vocabulary} tokens")
+        said = file.metadata["llama.vocab_size"]
+        raise fail(f"llama.vocab_size is {said}, and its tokenizer has {c.vocabulary} tokens")
     shapes = ((q, c.d), (kv, c.d), (kv, c.d), (c.d, q), (c.ff, c.d), (c.ff, c.d), (c.d, c.ff))
     plan: list[tuple[int, int, Tensor, int]] = [(-1, 0, tensor("token_embd.weight", c.vocabulary, c.d), 0)]
     if "output.weight" in file.tensors:
@@ -311,7 +313,9 @@ class Session:
         """Since the last time: ``ops`` of the team, ``rendezvous`` of its lanes, and ``ns`` by stage."""
         return dict(_engine.counts(self._engine))
 
-    def feed(self, tokens: Sequence[int] | NDArray[np.int32], every: bool = False, logits: bool = True) -> NDArray[np.float32]:
+    def feed(
+        self, tokens: Sequence[int] | NDArray[np.int32], every: bool = False, logits: bool = True
+    ) -> NDArray[np.float32]:
         """Read tokens.
 
         Args:

@@ -4,10 +4,11 @@
     python -m q8llama.peers --llama INCLUDE:LIBRARIES --ik INCLUDE:LIBRARIES [--threads 1 2] [--shapes 135M 1B]
 
 INCLUDE is one or more folders with ``llama.h`` and ``ggml.h``, separated by commas; LIBRARIES those with
-``libllama.so`` and its ggml. A small C program is compiled against each and driven through a pipe; it lives in a process
-of its own, as q8llama does, and whoever's turn it is not waits. Each turn is a prompt of 512 tokens from an empty cache
-to the logits of its last token, then 32 tokens one by one. Rates are of the best turn; ratios the medians of the rounds'
-own. The file is SmolLM2's with all matrices in Q8_0, or random weights in the shapes of a model of a billion parameters.
+``libllama.so`` and its ggml. A small C program is compiled against each and driven through a pipe; it lives in a
+process of its own, as q8llama does, and whoever's turn it is not waits. Each turn is a prompt of 512 tokens from an
+empty cache to the logits of its last token, then 32 tokens one by one. Rates are of the best turn, and so is the ratio;
+in brackets the median of the rounds' own ratios. The file is SmolLM2's with all matrices in Q8_0, or random weights in
+the shapes of a model of a billion parameters.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def _text(text: str) -> bytes:
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
-def _write(path: Path, entries: dict[str, bytes], listed: list[tuple[str, tuple[int, ...], int, int]], data: Iterator[bytes]) -> None:
+Listed = list[tuple[str, tuple[int, ...], int, int]]
+
+
+def _write(path: Path, entries: dict[str, bytes], listed: Listed, data: Iterator[bytes]) -> None:
     """A GGUF file: tensors as (name, shape, ggml's type, bytes), and their bytes in that order."""
     table, at = b"", 0
     for name, shape, kind, size in listed:
@@ -73,7 +77,7 @@ def whole_q8_0(source: Path, path: Path) -> Path:
         entries = {**_entries(file), "general.file_type": _text("general.file_type") + struct.pack("<II", 4, 7)}
         tensors = list(file)
 
-        def sized() -> list[tuple[str, tuple[int, ...], int, int]]:
+        def sized() -> Listed:
             found = []
             for t in tensors:
                 values = int(np.prod(t.shape))
@@ -159,14 +163,14 @@ def compiled(place: str, folder: Path, name: str, *flags: str) -> str:
     command = ["cc", "-O2", *flags, *(f"-I{i}" for i in include.split(",")), str(source), "-o", str(program)]
     for folder_ in libraries.split(","):
         command += [f"-L{folder_}", f"-Wl,-rpath,{folder_}", f"-Wl,-rpath-link,{folder_}"]
-    subprocess.run([*command, "-lllama", *(["-lggml"] if flags else ["-lggml", "-lggml-base", "-lggml-cpu"])], check=True)
+    ggml = ["-lggml"] if flags else ["-lggml", "-lggml-base", "-lggml-cpu"]
+    subprocess.run([*command, "-lllama", *ggml], check=True)
     return str(program)
 
 
 def serve(path: str, threads: int) -> None:
     """q8llama's side of the pipe."""
     import tunekit
-
     from q8llama import Model, bench
 
     with tunekit.threads(threads):
@@ -202,13 +206,12 @@ def report(shape: str, threads: int, found: dict[str, dict[str, list[float]]]) -
         for part, count in (("prefill", PROMPT), ("decode", ANSWER)):
             ratios = [b / a for a, b in zip(found["q8llama"][part], times[part], strict=True)]
             line[part] = count / min(times[part])
-            line[f"{part} ratio"] = median(ratios)
+            line[f"{part} ratio"] = min(times[part]) / min(found["q8llama"][part])
+            line[f"{part} median"] = median(ratios)
         lines.append(line)
-        print(
-            f"{shape:<5}{threads:>3}  {name:<14}{line['prefill']:>9.1f} tokens/s{line['decode']:>9.1f} tokens/s"
-            + ("" if name == "q8llama" else f"   q8llama is {line['prefill ratio']:.2f}x and {line['decode ratio']:.2f}x"),
-            flush=True,
-        )
+        rates = f"{shape:<5}{threads:>3}  {name:<14}{line['prefill']:>9.1f} tokens/s{line['decode']:>9.1f} tokens/s"
+        ahead = [f"{line[f'{p} ratio']:.2f}x ({line[f'{p} median']:.2f}x)" for p in ("prefill", "decode")]
+        print(rates + ("" if name == "q8llama" else f"   q8llama: {ahead[0]}, {ahead[1]}"), flush=True)
     return lines
 
 

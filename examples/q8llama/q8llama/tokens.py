@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -121,9 +122,6 @@ class Tokenizer:
         self._special = {texts[i]: i for i, t in enumerate(types) if t in (_CONTROL, _USER_DEFINED) and texts[i]}
         self._split = re.compile("|".join(re.escape(s) for s in sorted(self._special, key=len, reverse=True)) or "(?!)")
         self._bytes = {c: b for b, c in _visible().items()}
-        lacking = [b for b, c in _visible().items() if c not in self._ids]
-        if "tokenizer.ggml.unknown_token_id" not in metadata and lacking:
-            raise fail(f"no token for the byte {lacking[0]:#04x}")
 
         def named(name: str) -> int | None:
             found = metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -131,9 +129,12 @@ class Tokenizer:
                 raise fail(f"its {name} token is {found!r}, and it has {self.size} tokens")
             return found
 
-        self._unknown = named("unknown")
         self._first = named("bos") if metadata.get("tokenizer.ggml.add_bos_token") else None
-        known = (named("eos"), named("eot"), *(self._special.get(t) for t in ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")))
+        known = (
+            named("eos"),
+            named("eot"),
+            *(self._special.get(t) for t in ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")),
+        )
         self.ends = frozenset(i for i in known if i is not None)
         template = metadata.get("tokenizer.chat_template")
         self._template = template if isinstance(template, str) else None
@@ -144,7 +145,7 @@ class Tokenizer:
     def _merge(self, piece: str) -> tuple[int, ...]:
         parts = [_visible()[b] for b in piece.encode("utf-8", "surrogatepass")]
         while len(parts) > 1:
-            ranks = [self._ranks.get(pair, len(self._ranks)) for pair in zip(parts, parts[1:], strict=False)]
+            ranks = [self._ranks.get(pair, len(self._ranks)) for pair in itertools.pairwise(parts)]
             best = min(ranks)
             if best == len(self._ranks):
                 break
@@ -162,8 +163,8 @@ class Tokenizer:
             one = self._ids.get(part)
             if one is not None:
                 found.append(one)
-            else:  # a merge whose result is no token: by its bytes
-                found += [i for i in (self._ids.get(c, self._unknown) for c in part) if i is not None]
+            else:  # by its bytes; one that the vocabulary lacks (SmolLM2: some control characters) is left out
+                found += [self._ids[c] for c in part if c in self._ids]
         return tuple(found)
 
     def _plain(self, text: str) -> Iterator[int]:
@@ -223,13 +224,15 @@ class Tokenizer:
         holders = [f"\ue000{i}\ue001" for i in range(len(messages))]
         held = [{**m, "content": h} for m, h in zip(messages, holders, strict=True)]
         world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        names = {n: "" if i is None else self._texts[i] for n, i in (("bos_token", self._bos), ("eos_token", self._eos))}
+        names = {
+            n: "" if i is None else self._texts[i] for n, i in (("bos_token", self._bos), ("eos_token", self._eos))
+        }
         try:
             text = world.from_string(self._template).render(messages=held, add_generation_prompt=True, **names)
         except (TemplateError, TypeError, ValueError) as error:
             raise ModelError(f"{self._path}: its chat template cannot be used: {error}") from error
         found: list[int] = []
-        for i, part in enumerate(re.split(r"(\ue000\d+\ue001)", text)):
+        for part in re.split(r"(\ue000\d+\ue001)", text):
             if part in holders:
                 found += self.encode(messages[holders.index(part)]["content"], first=False)
             else:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from q8llama.tokens import _visible
 
 LAYERS, D, HEADS, KV, HEAD, FF, CONTEXT = 2, 96, 6, 2, 16, 160, 1024

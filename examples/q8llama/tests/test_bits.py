@@ -23,6 +23,7 @@ def same(a: Any, b: Any) -> bool:
 
 def runnable() -> list[str]:
     from q8llama import kernels
+
     from tunekit import dispatch
     from tunekit.q8 import kernels as q8
 

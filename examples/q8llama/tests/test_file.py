@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import small as make
-
 from q8llama import Model, ModelError
 
 
@@ -57,7 +56,6 @@ CASES: dict[str, tuple[Callable[[], bytes], str]] = {
     "a vocabulary that does not match": (lambda: changed(tokenizer__ggml__tokens=make.TOKENS[:299], tokenizer__ggml__token_type=[1] * 299), "299 tokens, and token_embd.weight 300 rows"),
     "types that do not match": (lambda: changed(tokenizer__ggml__token_type=[1, 1]), "300 tokens and 2 types"),
     "an end outside": (lambda: changed(tokenizer__ggml__eos_token_id=300), "eos token is 300"),
-    "a missing byte": (lambda: changed(tokenizer__ggml__tokens=[t if t != "a" else "<no>" for t in make.TOKENS]), "no token for the byte 0x61"),
     "no embedding": (lambda: replaced("token_embd.weight"), "no matrix token_embd.weight"),
     "a missing matrix": (lambda: replaced("blk.1.ffn_up.weight"), "no tensor blk.1.ffn_up.weight"),
     "another format": (lambda: replaced("blk.0.ffn_up.weight", (160, 96), 12, bytes(9000)), "of type Q4_K; F32, F16, Q8_0, Q4_1 and MXFP4"),
