@@ -135,7 +135,7 @@ def test_a_row_planted_to_win_the_races_and_lose_the_model_is_rejected(
     The planted row is the reference, the fallback what runs on this box: both load the model and feed it tokens.
     """
     real = {"k1": fallback(), "k2_g2": "reference"}
-    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.syspath_prepend(str(site))  # what children import from
     job = Job("tunekit.measure.family:load_chain", ("tunekit.q8.kernels", "tunekit", "q8q8", f"{small.name} (q8llama)", str(small)))
     model = Chain("model", (Part("prefill", 1.0), Part("decode", 1.0)), lambda: lambda part: None)
     ran: list[str] = []
@@ -154,7 +154,8 @@ def test_a_row_planted_to_win_the_races_and_lose_the_model_is_rejected(
     assert kernel.picks["tile"] == "k2" and house.manifest == {"gemm": "k1"}
     assert kernel.rows["k2_g2"].verdict == "unconfirmed", kernel.rows["k2_g2"]
     [entry] = kernel.confirm
-    assert entry.verdict == "rejected" and entry.ratio < 0.9 and set(entry.parts) == {"prefill", "decode"}
+    assert entry.verdict == "rejected", entry
+    assert entry.ratio < 0.9 and set(entry.parts) == {"prefill", "decode"}
     assert set(ran) == {real["k1"], "reference"}
 
 
