@@ -89,7 +89,7 @@ setup(
             "tunekit/q8/kernels.py",
             "tunekit.q8",
             lambda: dispatch.declare_scope("tunekit"),
-            headers=["tunekit/csrc/tunekit_q8.h"],
+            headers=["tunekit/csrc/tunekit_q8.h", "tunekit/csrc/tunekit_team.h"],
         ),
     ],
     cmdclass={"build_ext": hook.build_ext},

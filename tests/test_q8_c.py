@@ -29,12 +29,20 @@ class Api(c.Structure):
         ("weights", c.CFUNCTYPE(N, N, N)), ("scales", c.CFUNCTYPE(N, N, N)), ("pack", c.CFUNCTYPE(I, P, P, P, N, N)),
         ("pack_q8_0", c.CFUNCTYPE(I, P, P, P, N, N)), ("quantize", c.CFUNCTYPE(I, P, P, P, N, N)),
         ("matmul", c.CFUNCTYPE(I, P, P, P, P, N, N, N)), ("matmul_acts", c.CFUNCTYPE(I, P, P, P, P, P, N, N, N)),
-        ("gemv", c.CFUNCTYPE(I, P, P, P, P, N, N))]
+        ("gemv", c.CFUNCTYPE(I, P, P, P, P, N, N)), ("nibbles", c.CFUNCTYPE(N, N, N)), ("exponents", c.CFUNCTYPE(N, N, N)),
+        ("pack_mxfp4", c.CFUNCTYPE(I, P, P, P, N, N)), ("regions", c.CFUNCTYPE(I, P, c.c_int32, P, N, N)),
+        ("row_of", c.CFUNCTYPE(I, P, P, N, N)), ("acts_bytes", c.CFUNCTYPE(N, N, N)), ("acts", c.CFUNCTYPE(I, P, P, N, N, N, N)),
+        ("unit_rows", N), ("units", c.CFUNCTYPE(N, N)), ("begin", c.CFUNCTYPE(None, P)),
+        ("piece", c.CFUNCTYPE(I, P, P, N, N, N, N, N, N)), ("team", P)]
+
+class Region(c.Structure):
+    P, N = c.c_void_p, c.c_int64
+    _fields_ = [("w", P), ("ws", P), ("nib", P), ("e", P), ("bias", P), ("y", P), ("ldy", N), ("N", N), ("t0", N), ("t1", N)]
 
 get = c.pythonapi.PyCapsule_GetPointer
 get.restype, get.argtypes = c.c_void_p, (c.py_object, c.c_char_p)
 api = Api.from_address(get(q8._C_API, b"tunekit.q8._C_API"))
-assert q8._C_API is q8._C_API and (api.abi, api.size) == (1, c.sizeof(Api))
+assert q8._C_API is q8._C_API and (api.abi, api.size) == (2, c.sizeof(Api))
 p = lambda a: a.ctypes.data
 bits = lambda a: np.where(np.isnan(a), np.float32(0), a).view(np.uint32)
 
@@ -80,6 +88,45 @@ for t in (1, 2, 7, 33):
     assert api.matmul_acts(p(z), p(q), p(s), p(own_w), p(own_s), t, n, k) == 0
     assert same(y, q8.matmul(x, m)) and same(y, z) and same(y, q8.oracle.matmul(acts, m))
     assert api.gemv(p(z), p(x), p(own_w), p(own_s), n, k) == 0 and same(z[0], y[0])
+mx = q8.from_mxfp4(rng.integers(0, 256, (n * k // 32, 17), np.uint8) & np.r_[127, [255] * 16].astype(np.uint8), n, k)
+nib, e = np.full(api.nibbles(n, k), 99, np.uint8), np.full(api.exponents(n, k), 99, np.uint8)
+assert api.pack_mxfp4(p(nib), p(e), mx.to_mxfp4(), n, k) == 0
+assert all(np.array_equal(a, b) for a, b in zip((nib, e), mx.nibble_planes(row.layout)))
+bias = rng.standard_normal(n).astype(np.float32)
+for t in (1, 3, 40):
+    x = rng.standard_normal((t, k)).astype(np.float32)
+    want = [q8.matmul(x, m), q8.matmul(x, mx) + bias]
+    y, z = np.full((t, n + 5), 7, np.float32), np.full((t, n), 7, np.float32)
+    r = (Region * 2)(Region(p(own_w), p(own_s), None, None, None, p(y), n + 5, n, 0, t), Region(None, None, p(nib), p(e), p(bias), p(z), n, n, 0, t))
+    assert api.regions(c.addressof(r), 2, p(x), t, k) == 0
+    assert same(y[:, :n], want[0]) and same(z, want[1]) and (y[:, n:] == 7).all()
+    y[:], z[:] = 7, 7
+    buffer = aligned(api.acts_bytes(t, k), np.uint8)
+    assert api.acts(p(buffer), p(x), t, t // 2, t, k) == 0 and api.acts(p(buffer), p(x), t, 0, t // 2, k) == 0
+    assert api.units(n) * api.unit_rows >= n > (api.units(n) - 1) * api.unit_rows and api.units(0) == 0
+    api.begin(None)
+    for one in r:
+        for a, b in ((0, t // 2), (t // 2, t)):
+            for u in range(api.units(n)):
+                assert api.piece(c.addressof(one), p(buffer), t, a, b, u, u + 1, k) == 0
+    assert same(y[:, :n], want[0]) and same(z, want[1]) and (y[:, n:] == 7).all()
+    assert api.piece(c.addressof(r), p(buffer), t, 0, t + 1, 0, 1, k) == api.acts(p(buffer), p(x), t, 0, 1, 31) == -2
+    r[0].t1 = t + 1
+    assert api.regions(c.addressof(r), 2, p(x), t, k) == -2
+codes, scales = m.codes, m.scales
+one = np.empty(k, np.float32)
+for i in (0, 1, 2, 20, n - 1):
+    assert api.row_of(p(one), c.addressof(r), i, k) == 0 and same(one, (codes[i].reshape(-1, 32) * scales[i][:, None]).reshape(-1))
+    assert api.row_of(p(one), c.addressof(r) + c.sizeof(Region), i, k) == 0
+    assert same(one, (mx.codes[i].reshape(-1, 32) * mx.scales[i][:, None]).reshape(-1))
+assert api.row_of(p(one), c.addressof(r), n, k) == api.row_of(p(one), c.addressof(r), -1, k) == -2
+chunk = 2 * api.unit_rows  # rows packed by themselves
+if chunk < n:
+    part = np.zeros_like(own_w), np.zeros_like(own_s)
+    for a in range(0, n, chunk):
+        b = min(n, a + chunk)
+        assert api.pack(p(part[0]) + a * k, p(part[1]) + a * k // 8, p(w) + 4 * a * k, b - a, k) == 0
+    assert np.array_equal(part[0], own_w) and same(part[1], own_s)
 for bad in ((1, 2, 33), (1, -1, 32), (-1, 2, 32), (1, 2, -32), (1 << 40, 1 << 40, 32), (1, 1 << 60, 64)):
     assert api.matmul(None, None, None, None, *bad) == -2, bad
 assert api.weights(3, 31) == api.scales(-1, 32) == -1 and api.pack(None, None, None, 1, 31) == -2

@@ -254,15 +254,20 @@ static int64_t enough(void)
     return tk_q8_box.wake_work;
 }
 
-static const tk_team_api api = {
+static int32_t cap(int32_t one_token)
+{
+    return one_token ? tk_q8_box.gemv_lane_cap : tk_q8_box.batch_lane_cap;
+}
+
+const tk_team_api tk_team_table = {
     TK_TEAM_ABI, sizeof(tk_team_api), tk_team_run, tk_team_live, tk_lanes, tk_chunks, tk_part, target,
-    tk_team_worth_waking, enough,
+    tk_team_worth_waking, enough, cap,
 };
 
 int tk_knobs_load(PyObject *module)
 {
     tk_team_load();
-    PyObject *capsule = PyCapsule_New((void *)(uintptr_t)&api, "tunekit._core.team", NULL);
+    PyObject *capsule = PyCapsule_New((void *)(uintptr_t)&tk_team_table, "tunekit._core.team", NULL);
     const int status = capsule != NULL ? PyObject_SetAttrString(module, "team", capsule) : -1;
     Py_XDECREF(capsule);
     return status;

@@ -5,6 +5,11 @@
 
 #include <Python.h>
 
+#include "tunekit_team.h"
+
+/* What the capsule tunekit._core.team points to. */
+extern const tk_team_api tk_team_table;
+
 /* Adds the capsule "team" to the module; -1 and an exception where it cannot. */
 int tk_knobs_load(PyObject *module);
 

@@ -243,12 +243,10 @@ static int64_t cut(const op *o, int64_t i)
     return units;
 }
 
-static void cell(void *context, int32_t chunk)
+/* A lane's own block: expanded weights | their scales | the outputs of a last group that is not whole, at *edge. */
+static int lane_room(const op *o, float **edge)
 {
-    op *const o = context;
-    const int64_t row_cell = chunk % o->grid.rows, token_cell = chunk / o->grid.rows;
     const int64_t scales = (int64_t)o->row->mr * o->nb;
-    /* expanded weights | their scales | the outputs of a last group that is not whole */
     const int64_t w_bytes = round_up_64(o->near * scales * 32);
     const int64_t ws_bytes = round_up_64(o->near * scales * (int64_t)sizeof(float));
     int mx4 = 0;
@@ -256,7 +254,16 @@ static void cell(void *context, int32_t chunk)
         mx4 |= o->regions[r].w == NULL;
     const int64_t before = mx4 ? w_bytes + ws_bytes : 0;
     uint8_t *const room = scratch_get(LANE, (size_t)(before + o->block * o->row->mr * (int64_t)sizeof(float)));
-    if (room == NULL) {
+    *edge = room != NULL ? (float *)(void *)(room + before) : NULL;
+    return room != NULL;
+}
+
+static void cell(void *context, int32_t chunk)
+{
+    op *const o = context;
+    const int64_t row_cell = chunk % o->grid.rows, token_cell = chunk / o->grid.rows;
+    float *edge;
+    if (!lane_room(o, &edge)) {
         o->failed = 1;
         return;
     }
@@ -272,7 +279,7 @@ static void cell(void *context, int32_t chunk)
         int64_t begin;
         const int64_t tokens = tokens_of(o, m, &begin), t0 = most(a, begin), t1 = least(b, begin + tokens);
         if (lo < hi && t0 < t1)
-            rectangle(o, m, m->y + (o->first + t0) * m->ldy, lo, hi, t0, t1, (float *)(void *)(room + before));
+            rectangle(o, m, m->y + (o->first + t0) * m->ldy, lo, hi, t0, t1, edge);
         base += own;
     }
 }
@@ -360,6 +367,29 @@ tk_q8_profile tk_q8_box = {
     .batch_grid_2d = 2, /* what benchmarks/simulate.py finds: never worse, and a fifth better where rows starve lanes */
 };
 
+/* What of an op follows from its row, K and the box: how many groups and tokens stay near. Returns bytes a token. */
+static int64_t near_of(op *o, const tk_q8_profile *p)
+{
+    const int64_t few = most(STEP_BYTES / ((int64_t)o->row->mr * o->nb * 32), 1);
+    o->near = parts_of(few, o->row->groups) * o->row->groups;
+    /* Asked of a whole block: a prepared form may have a least size, whatever the tokens. */
+    const int64_t each = most(o->row->acts_bytes(128, o->nb) / 128, 1);
+    o->block = tk_token_block(p->q8_token_block, p->q8_l2_budget, each);
+    return each;
+}
+
+int tk_q8_piece(const tk_q8_row *row, const tk_q8_region *region, const uint8_t *xa, int64_t T, int64_t t0,
+    int64_t t1, int64_t u0, int64_t u1, int32_t nb)
+{
+    op o = {.row = row, .regions = region, .count = 1, .nb = nb, .xa = (uint8_t *)(uintptr_t)xa, .tokens = T};
+    float *edge;
+    near_of(&o, &tk_q8_box);
+    if (!lane_room(&o, &edge))
+        return -1;
+    rectangle(&o, region, region->y + t0 * region->ldy, u0, least(u1, units_of(&o, region)), t0, t1, edge);
+    return 0;
+}
+
 int tk_q8_regions(const tk_q8_row *row, const tk_q8_region *regions, int32_t count, const float *x, const int8_t *q,
     const float *s, int64_t T, int64_t K)
 {
@@ -373,14 +403,9 @@ int tk_q8_regions(const tk_q8_row *row, const tk_q8_region *regions, int32_t cou
         return 0;
     }
     const tk_q8_profile p = tk_q8_box;
-    const int64_t nb64 = K / 32, plane = row->mr * K;
+    const int64_t nb64 = K / 32;
     op o = {.row = row, .regions = regions, .count = count, .nb = (int32_t)nb64, .x = x, .q = q, .s = s};
-    const int64_t few = most(STEP_BYTES / plane, 1);
-    o.near = parts_of(few, row->groups) * row->groups;
-
-    /* Asked of a whole block: a prepared form may have a least size, whatever the tokens. */
-    const int64_t each = most(row->acts_bytes(128, o.nb) / 128, 1);
-    o.block = tk_token_block(p.q8_token_block, p.q8_l2_budget, each);
+    const int64_t each = near_of(&o, &p);
     int64_t work = 0;
     for (int32_t r = 0; r < count; r++)
         work += (regions[r].t1 - regions[r].t0) * regions[r].N * K;

@@ -12,6 +12,8 @@
 
 #include <stdint.h>
 
+#include "tunekit_q8.h"
+
 /* One call: nt tokens from t0 on, ng groups. y[t * ldy + g * mr + r] is written. */
 typedef void tk_q8_tile_fn(float *restrict y, int64_t ldy, const int8_t *restrict w, const float *restrict ws,
     const uint8_t *restrict xa, int64_t tokens, int64_t t0, int32_t nt, int32_t nb, int32_t ng);
@@ -49,20 +51,8 @@ typedef struct {
 
 enum { TK_Q8_MR_MAX = 64, TK_Q8_TOKSTEP_MAX = 64, TK_Q8_GROUPS_MAX = 16 };
 
-/*
- * One matrix of a product: N rows of K, for tokens [t0, t1) of the product's T. Either w and ws, the row's planes,
- * N padded to whole groups; or w is NULL and nib and e are the nibble and exponent planes of MXFP4, for which the row
- * must have the two functions. y[t * ldy + n] is written for those tokens alone; y is the place of token 0.
- * bias: N floats that are added to each token's outputs, after the fold, or NULL.
- */
-typedef struct {
-    const int8_t *w;
-    const float *ws;
-    const uint8_t *nib, *e;
-    const float *bias;
-    float *y;
-    int64_t ldy, N, t0, t1;
-} tk_q8_region;
+/* One matrix of a product; one without MXFP4's functions has no region with nibbles. */
+typedef tunekit_q8_region tk_q8_region;
 
 /*
  * What this box's profile says of products (docs/team.md has each one's meaning). Plain numbers, set while nothing
@@ -103,6 +93,13 @@ int tk_q8_mx4_matmul(const tk_q8_row *row, float *y, const float *x, const int8_
 
 /* q (T, K), s (T, K / 32) = the quantised x (T, K). Environment and lanes as above. */
 void tk_q8_quantize(const tk_q8_row *row, int8_t *q, float *s, const float *x, int64_t T, int64_t K);
+
+/*
+ * One lane's part of a product, in the caller's floating-point environment: tokens [t0, t1) of T prepared ones times
+ * the units [u0, u1) of a region, a unit being row->groups groups. 0, or -1 where memory ran out.
+ */
+int tk_q8_piece(const tk_q8_row *row, const tk_q8_region *region, const uint8_t *xa, int64_t T, int64_t t0,
+    int64_t t1, int64_t u0, int64_t u1, int32_t nb);
 
 /* Called once, when the core is loaded. */
 void tk_q8_load(void);

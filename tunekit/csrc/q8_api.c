@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "fpenv.h"
-#include "tunekit_q8.h"
+#include "knobs.h"
 
 enum { BLOCK = 32, Q8_0_BYTES = 2 + BLOCK };
 
@@ -180,11 +180,145 @@ static int gemv(float *y, const float *x, const int8_t *w, const float *ws, int6
     return matmul(y, x, w, ws, 1, N, K);
 }
 
+/* ---- MXFP4 ------------------------------------------------------------------------------------------ */
+
+enum { MXFP4_BYTES = 1 + BLOCK / 2, EXPONENT_BIAS = 128 };
+
+static int64_t nibbles_of(int64_t N, int64_t K)
+{
+    return good(0, N, K) ? padded(N) * (K / 2) : -1;
+}
+
+static int64_t exponents_of(int64_t N, int64_t K)
+{
+    return scales_of(N, K);
+}
+
+static int pack_mxfp4(uint8_t *nib, uint8_t *e, const void *blocks, int64_t N, int64_t K)
+{
+    if (!good(0, N, K) || chosen->mx4_gemv == NULL)
+        return TUNEKIT_Q8_BAD_SIZE;
+    static const uint8_t none[MXFP4_BYTES];
+    const int64_t nb = K / BLOCK, mr = chosen->mr, group = kgroup;
+    for (int64_t n = 0; n < padded(N); n++) {
+        for (int64_t bi = 0; bi < nb; bi++) {
+            const uint8_t *const from = n < N ? (const uint8_t *)blocks + (n * nb + bi) * MXFP4_BYTES : none;
+            uint8_t *const to = nib + (n / mr * nb + bi) * mr * (BLOCK / 2) + n % mr * group;
+            for (int64_t k = 0; k < BLOCK / 2; k += group)
+                memcpy(to + k * mr, from + 1 + k, (size_t)group);
+            e[(n / mr * nb + bi) * mr + n % mr] = from[0];
+        }
+    }
+    return TUNEKIT_Q8_OK;
+}
+
+/* ---- a row back ------------------------------------------------------------------------------------- */
+
+static float two_to(int32_t exponent) /* -128 to 127: a float32, or for the two lowest a subnormal one */
+{
+    const uint32_t bits = exponent >= -126 ? (uint32_t)(exponent + 127) << 23 : 0x400000u >> (-127 - exponent);
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static int row_of(float *x, const tunekit_q8_region *m, int64_t n, int64_t K)
+{
+    static const int8_t e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    if (!good(0, m->N, K) || n < 0 || n >= m->N)
+        return TUNEKIT_Q8_BAD_SIZE;
+    const tk_fpenv caller = tk_fpenv_enter();
+    const int64_t nb = K / BLOCK, mr = chosen->mr, g = n / mr, r = n % mr;
+    for (int64_t bi = 0; bi < nb; bi++) {
+        if (m->w != NULL) {
+            const uint8_t *const from = (const uint8_t *)m->w + (g * nb + bi) * mr * BLOCK + r * kgroup;
+            for (int32_t k = 0; k < BLOCK; k++)
+                x[bi * BLOCK + k] = (float)(int8_t)(from[k / kgroup * kgroup * mr + k % kgroup] ^ bias)
+                    * m->ws[(g * nb + bi) * mr + r];
+        } else {
+            const uint8_t *const from = m->nib + (g * nb + bi) * mr * (BLOCK / 2) + r * kgroup;
+            const float scale = two_to((int32_t)m->e[(g * nb + bi) * mr + r] - EXPONENT_BIAS);
+            for (int32_t k = 0; k < BLOCK / 2; k++) {
+                const uint8_t both = from[k / kgroup * kgroup * mr + k % kgroup];
+                x[bi * BLOCK + k] = (float)e2m1[both & 15] * scale;
+                x[bi * BLOCK + k + BLOCK / 2] = (float)e2m1[both >> 4] * scale;
+            }
+        }
+    }
+    tk_fpenv_leave(caller);
+    return TUNEKIT_Q8_OK;
+}
+
+/* ---- several at once, and in pieces ------------------------------------------------------------------ */
+
+static int fits(const tunekit_q8_region *m, int64_t T, int64_t K)
+{
+    return good(T, m->N, K) && m->ldy >= 0 && m->t0 >= 0 && m->t1 <= T
+        && (m->w != NULL || m->N == 0 || K == 0 || chosen->mx4_gemv != NULL);
+}
+
+static int regions(const tunekit_q8_region *all, int32_t count, const float *x, int64_t T, int64_t K)
+{
+    for (int32_t i = 0; i < count; i++)
+        if (!fits(all + i, T, K))
+            return TUNEKIT_Q8_BAD_SIZE;
+    return good(T, 0, K) && count >= 0 ? tk_q8_regions(chosen, all, count, x, NULL, NULL, T, K) : TUNEKIT_Q8_BAD_SIZE;
+}
+
+static int64_t up(int64_t n)
+{
+    return n + (-n & 63);
+}
+
+/* prepared | codes | scales, on 64-byte boundaries */
+static int64_t acts_bytes(int64_t T, int64_t K)
+{
+    if (!good(T, 0, K))
+        return -1;
+    return up(chosen->acts_bytes(T, (int32_t)(K / BLOCK))) + up(T * K) + up(T * (K / BLOCK) * (int64_t)sizeof(float));
+}
+
+static int acts(void *to, const float *x, int64_t T, int64_t t0, int64_t t1, int64_t K)
+{
+    if (!good(T, 0, K) || t0 < 0 || t1 > T)
+        return TUNEKIT_Q8_BAD_SIZE;
+    const int32_t nb = (int32_t)(K / BLOCK);
+    uint8_t *const xa = to;
+    int8_t *const q = (int8_t *)(xa + up(chosen->acts_bytes(T, nb)));
+    float *const s = (float *)(void *)(q + up(T * K));
+    if (t0 < t1 && K > 0) {
+        chosen->quantize(q, s, x, t0, t1, nb);
+        chosen->prepare(xa, q, s, T, t0, t1, nb);
+    }
+    return TUNEKIT_Q8_OK;
+}
+
+static int64_t units(int64_t N)
+{
+    return N > 0 ? (N - 1) / ((int64_t)chosen->mr * chosen->groups) + 1 : 0;
+}
+
+static void begin(void *unused)
+{
+    (void)unused;
+    chosen->amx_cfg();
+}
+
+static int piece(const tunekit_q8_region *m, const void *prepared, int64_t T, int64_t t0, int64_t t1, int64_t u0,
+    int64_t u1, int64_t K)
+{
+    if (!fits(m, T, K) || K == 0 || t0 < 0 || t1 > T || u0 < 0)
+        return TUNEKIT_Q8_BAD_SIZE;
+    return t0 < t1 && u0 < u1 ? tk_q8_piece(chosen, m, prepared, T, t0, t1, u0, u1, (int32_t)(K / BLOCK))
+                              : TUNEKIT_Q8_OK;
+}
+
 static char words[3][512]; /* maker, row, source */
 
 static tunekit_q8_api table = {
     TUNEKIT_Q8_ABI, sizeof table, words[0], words[1], words[2], weights_of, scales_of, pack, pack_q8_0, quantize,
-    matmul, matmul_acts, gemv,
+    matmul, matmul_acts, gemv, nibbles_of, exponents_of, pack_mxfp4, regions, row_of, acts_bytes, acts, 0, units, begin,
+    piece, &tk_team_table,
 };
 
 PyObject *tk_q8_py_api(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
@@ -218,5 +352,6 @@ PyObject *tk_q8_py_api(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     kgroup = (int32_t)group;
     bias = (uint8_t)added;
     chosen = row;
+    table.unit_rows = (int64_t)row->mr * row->groups;
     return PyCapsule_New(&table, TUNEKIT_Q8_CAPSULE, NULL);
 }

@@ -10,30 +10,17 @@
  * Workers are made when an op first wants them, never at load; a worker that cannot be made means fewer lanes. They
  * spin for a while after an op that they took part in and then park, block all signals but the synchronous ones,
  * and are never joined. After a fork the child begins without workers.
- *
- * From another package: the address in the capsule `tunekit._core.team` is that of a tk_team_api.
  */
 #ifndef TK_TEAM_H
 #define TK_TEAM_H
 
 #include <stdint.h>
 
+#include "tunekit_team.h" /* stages, and the table that other packages get */
+
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum {
-    TK_TEAM_ABI = 1,
-    TK_TEAM_STAGES = 6,  /* of an op, at most */
-    TK_TEAM_LANES = 256  /* the caller and the workers, at most */
-};
-
-typedef struct {
-    void (*run)(void *context, int32_t chunk); /* chunk is in [0, chunks) */
-    void (*begin)(void *context);              /* NULL, or called by each lane before its first chunk of the stage */
-    void *context;
-    int32_t chunks; /* 0 and more */
-} tk_stage;
 
 /*
  * Run an op and return when it is done: the number of lanes that were invited, 1 where it ran inline, or -1 (and
@@ -93,21 +80,6 @@ void tk_team_workers(int32_t *made, int32_t *parked);
 
 /* Registers the fork handler; called once, when the core is loaded. */
 void tk_team_load(void);
-
-/* What the capsule `tunekit._core.team` points to. `abi` changes when something is taken away; a table of a newer
- * tunekit is longer, and `size` tells. */
-typedef struct {
-    uint32_t abi;
-    uint32_t size;
-    int32_t (*run)(const tk_stage *stages, int32_t count, int32_t lanes, int32_t wake);
-    int32_t (*live)(void);
-    int32_t (*lanes)(int64_t work, int64_t target, int32_t live, int32_t cap);
-    int32_t (*chunks)(int64_t units, int64_t grain, int32_t lanes, int32_t oversplit, int fill);
-    int64_t (*part)(int64_t total, int64_t parts, int64_t i);
-    int64_t (*target)(void); /* target_chunk_work of this box's profile: the `target` of lanes() */
-    int32_t (*worth_waking)(int64_t work, int64_t enough);
-    int64_t (*enough)(void); /* wake_work of this box's profile: the `enough` of worth_waking() */
-} tk_team_api;
 
 #ifdef __cplusplus
 }

@@ -10,22 +10,40 @@
  * floating-point environment and restore the caller's, and give the same bits on every box and as tunekit.q8 in
  * Python. Sizes: N rows of weights, K values a row, a multiple of 32, T tokens. Each returns TUNEKIT_Q8_OK or one of
  * the other results, and then has written nothing that means anything. Pointers hold whole arrays, row by row,
- * aligned to their elements; an output overlaps no other argument.
+ * aligned to their elements; an output overlaps no other argument. Planes are best on a 64-byte boundary. Rows from a
+ * multiple of unit_rows on, n say, may be packed by themselves: at w + n * K, ws + n * K / 32 (nib + n * K / 2,
+ * e + n * K / 32), into planes that have the size for all.
  */
 #ifndef TUNEKIT_Q8_H
 #define TUNEKIT_Q8_H
 
 #include <stdint.h>
 
+#include "tunekit_team.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define TUNEKIT_Q8_ABI 1u
+#define TUNEKIT_Q8_ABI 2u
 #define TUNEKIT_Q8_MODULE "tunekit.q8"
 #define TUNEKIT_Q8_CAPSULE "tunekit.q8._C_API"
 
 enum { TUNEKIT_Q8_OK = 0, TUNEKIT_Q8_NO_MEMORY = -1, TUNEKIT_Q8_BAD_SIZE = -2 };
+
+/*
+ * One matrix of a product: N rows of K, for tokens [t0, t1) of the product's T. Either w and ws, the planes that pack
+ * and pack_q8_0 made; or w is NULL and nib and e are those of pack_mxfp4. y[t * ldy + n] is written for those tokens
+ * alone; y is the place of token 0. bias: N floats that are added to each token's outputs, after the fold, or NULL.
+ */
+typedef struct tunekit_q8_region {
+    const int8_t *w;
+    const float *ws;
+    const uint8_t *nib, *e;
+    const float *bias;
+    float *y;
+    int64_t ldy, N, t0, t1;
+} tunekit_q8_region;
 
 typedef struct tunekit_q8_api {
     uint32_t tk_abi;
@@ -53,6 +71,36 @@ typedef struct tunekit_q8_api {
         int64_t N, int64_t K);
     /* One token: y (N) from x (K). */
     int (*gemv)(float *y, const float *x, const int8_t *w, const float *ws, int64_t N, int64_t K);
+
+    /* MXFP4 weights: bytes of their two planes (-1 for a bad size), and N * K / 32 blocks of ggml's into them. */
+    int64_t (*nibbles)(int64_t N, int64_t K);
+    int64_t (*exponents)(int64_t N, int64_t K);
+    int (*pack_mxfp4)(uint8_t *nib, uint8_t *e, const void *blocks, int64_t N, int64_t K);
+
+    /* Several matrices of one K times x (T, K), in one dispatch: outputs overlap each other nowhere. */
+    int (*regions)(const tunekit_q8_region *regions, int32_t count, const float *x, int64_t T, int64_t K);
+
+    /* Row n of a matrix as K floats, code times scale: an embedding. Of the region only the planes and N are read. */
+    int (*row)(float *x, const tunekit_q8_region *region, int64_t n, int64_t K);
+
+    /*
+     * Pieces, for ops of one's own on the team: a stage of pieces can be followed by other stages without a dispatch
+     * between. They use one lane, check nothing but sizes, and are to be called from a stage of `team`, whose
+     * floating-point environment is theirs. acts writes tokens [t0, t1) of x (T, K), quantised and prepared, into a
+     * buffer of acts_bytes(T, K) bytes on a 64-byte boundary. piece multiplies tokens [t0, t1) of such a buffer by
+     * the units [u0, u1) of a region: units(N) of them are a matrix, unit u has the rows from u * unit_rows on.
+     * begin is for the stage of pieces: each lane calls it before its first.
+     */
+    int64_t (*acts_bytes)(int64_t T, int64_t K);
+    int (*acts)(void *acts, const float *x, int64_t T, int64_t t0, int64_t t1, int64_t K);
+    int64_t unit_rows;
+    int64_t (*units)(int64_t N);
+    void (*begin)(void *unused);
+    int (*piece)(const tunekit_q8_region *region, const void *acts, int64_t T, int64_t t0, int64_t t1, int64_t u0,
+        int64_t u1, int64_t K);
+
+    /* The thread team, with the numbers of this box's profile. */
+    const tk_team_api *team;
 } tunekit_q8_api;
 
 #ifdef Py_PYTHON_H

