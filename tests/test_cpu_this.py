@@ -126,7 +126,11 @@ def test_no_flag_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_sources_name_no_flag_text() -> None:
     room = Path(cpu.__file__).parent
     for path in room.glob("*.py"):
-        assert "/proc/" not in path.read_text(encoding="utf-8"), path.name
+        text = path.read_text(encoding="utf-8")
+        if path.name == "brand.py":  # the processor's name, for people to read
+            assert "flags" not in text and text.count('"/proc/cpuinfo"') == 1
+        else:
+            assert "/proc/" not in text, path.name
 
 
 @needs_core

@@ -143,9 +143,12 @@ def test_bars_compare_with_the_best_of_a_project_and_give_five_per_cent_on_all_c
     assert [(b["mean"], b["met"]) for b in one] == [(1.2, False)]
     two = lib.bars.judge([cell("s", 16, rates, threads=2)], {})
     assert [(b["mean"], b["met"]) for b in two] == [(1.2, True)]
-    streamed = cell("s", 1, {"tunekit": 19.0}, regime="streamed")
-    read = lib.bars.judge([streamed], {"1": {"read": 20.0, "port": 100.0, "tile": 65.0}})
+    streamed = cell("s", 1, {"tunekit": 19.0}, regime="streamed", read=20.0)
+    limits = {"1": {"read": 30.0, "port": 100.0, "tile": 65.0}}
+    read = lib.bars.judge([streamed], limits)
     assert {b["bar"]: b["met"] for b in read} == {"tile alone": False, "GEMV, streamed": True}
+    slow = lib.bars.judge([{**streamed, "read": 30.0}], limits)
+    assert {b["bar"]: b["met"] for b in slow} == {"tile alone": False, "GEMV, streamed": False}
 
 
 def test_the_table_of_bars_says_which_are_missed(lib: Any) -> None:

@@ -374,6 +374,7 @@ def test_small_products_in_a_row_are_worth_a_wake_and_single_ones_are_not() -> N
     code = (
         "one = q8.pack(rng.standard_normal((600, 512), dtype=np.float32)); y = np.empty((1, 600), np.float32)\n"
         "own.set_knob('wake_work', 10 * 600 * 512); own.set_knob('team_prof', 1); own.set_knob('pretend_lanes', 2)\n"
+        "q8.matmul(x[:1], one, out=y); own.team_counts(True)\n"  # packing is work for the team, too
         "for _ in range(40): time.sleep(0.003); q8.matmul(x[:1], one, out=y)\n"
         "apart = own.team_counts(True)\n"
         "end = time.monotonic() + 30; row = {'ops': 0}\n"

@@ -222,8 +222,8 @@ def test_a_probe_that_fails_is_said_and_costs_nothing(
 
 
 def test_many_wrong_names_are_a_short_story() -> None:
-    found = parsed({"version": 1, "knobs": {f"gemv_lane_cap{i}": [[0] * 1000] for i in range(200_000)}})
-    assert len(found.problems) == 21 and "199980 more" in found.problems[-1] and max(map(len, found.problems)) < 200
+    found = parsed({"version": 1, "knobs": {f"gemv_lane_cap{i}": [[0] * 100] for i in range(20_000)}})
+    assert len(found.problems) == 21 and "19980 more" in found.problems[-1] and max(map(len, found.problems)) < 200
 
 
 def test_a_pipe_and_a_device_are_no_profile(tmp_path: Path) -> None:
