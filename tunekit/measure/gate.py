@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
+from tunekit.environment import for_child
 from tunekit.errors import FamilyError, GateError, told
 from tunekit.measure.child import load, run_gates
 from tunekit.measure.race import Deadline
@@ -86,12 +87,6 @@ class ChildHung(ChildDied):
 
 class OutOfTime(Exception):
     """The deadline came while a row ran."""
-
-
-def environment() -> dict[str, str]:
-    """The environment of a child: it must import the very modules that this process did, wherever they were found."""
-    path = [str(Path(entry).absolute()) for entry in sys.path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 
 
 _MARK = "TUNEKIT_CHILD"
@@ -298,7 +293,7 @@ class Child(Process):
     def __init__(self, job: Job, limits: Limits) -> None:
         self.limits = limits
         self.served = 0
-        super().__init__("tunekit.measure.child", {**environment(), "TUNEKIT_MODE": "tune"})
+        super().__init__("tunekit.measure.child", {**for_child(), "TUNEKIT_MODE": "tune"})
         try:
             self.send({"load": job.load, "args": list(job.args), "memory": limits.memory, "timeout": limits.row})
             first = self.receive(limits.start, Deadline(None))
