@@ -27,26 +27,17 @@ from typing import IO, Any
 
 import numpy as np
 
-from q8llama.gguf import File, _Head
 from q8llama.model import installed_model
+from tunekit.q8 import gguf
 
 PROMPT, ANSWER = 512, 32
 LARGE = {"block_count": 16, "embedding_length": 2048, "feed_forward_length": 8192, "attention.head_count": 32}
 LARGE |= {"attention.head_count_kv": 8, "rope.dimension_count": 64}
 
 
-def _entries(file: File) -> dict[str, bytes]:
+def _entries(file: gguf.File) -> dict[str, bytes]:
     """The metadata's entries as they stand in the file."""
-    head = _Head(file._map, file.path)
-    head.take(8)
-    head.count("tensors")
-    found = {}
-    for _ in range(head.count("entries")):
-        begin = head.at
-        name = head.text()
-        head.value(int(head.number("I")))
-        found[name] = file._map[begin : head.at]
-    return found
+    return {name: file.entry(name) for name in file.metadata}
 
 
 def _text(text: str) -> bytes:
@@ -73,9 +64,9 @@ def whole_q8_0(source: Path, path: Path) -> Path:
     """The model with every matrix in Q8_0."""
     from tunekit import q8
 
-    with File(source) as file:
+    with gguf.read(source) as file:
         entries = {**_entries(file), "general.file_type": _text("general.file_type") + struct.pack("<II", 4, 7)}
-        tensors = list(file)
+        tensors = list(file.tensors.values())
 
         def sized() -> Listed:
             found = []
@@ -90,7 +81,7 @@ def whole_q8_0(source: Path, path: Path) -> Path:
                 if t.type == "Q8_0":
                     yield t.raw.tobytes()
                 else:
-                    values = t.floats(0, t.shape[0]).reshape(t.shape)
+                    values = t.floats()
                     yield q8.pack(values).to_q8_0() if len(t.shape) == 2 else values.tobytes()
 
         _write(path, entries, sized(), data())
@@ -99,7 +90,7 @@ def whole_q8_0(source: Path, path: Path) -> Path:
 
 def large_q8_0(source: Path, path: Path) -> Path:
     """Random weights in the shapes of Llama 3.2 1B, with another model's vocabulary."""
-    with File(source) as file:
+    with gguf.read(source) as file:
         entries = _entries(file)
         vocabulary = file.tensors["token_embd.weight"].shape[0]
     for name, value in LARGE.items():
