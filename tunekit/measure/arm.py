@@ -14,7 +14,6 @@ which row is in force in this process, or None where the kernel was never used. 
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import time
@@ -24,7 +23,7 @@ from typing import Any
 from tunekit.environment import for_child
 from tunekit.errors import GateError, told
 from tunekit.measure import gate
-from tunekit.measure.child import channel
+from tunekit.measure.child import channel, load
 from tunekit.measure.confirm import Arm, ArmFailed, Times
 from tunekit.measure.fixtures import Chain
 from tunekit.measure.race import Deadline
@@ -38,8 +37,7 @@ Witness = Callable[[], "Mapping[str, Any] | None"]
 def serve(request: Mapping[str, Any], answer: Callable[..., None]) -> None:
     """Run the chain's parts in turns, one warm pass and then those that count."""
     try:
-        module, _, function = str(request["load"]).partition(":")
-        chain, witness = getattr(importlib.import_module(module), function)(*request["args"])
+        chain, witness = load(request["load"], request["args"])
         run = chain.prepare()
     except BaseException as error:
         answer(error=told(error))

@@ -23,12 +23,12 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from tunekit.errors import told
-from tunekit.measure.fixtures import BoundRow, Fixtures, GateCase, Regime
+from tunekit.measure.fixtures import BoundRow, GateCase, Regime
 
 PR_SET_PDEATHSIG = 1
 _FILE_LIMIT = 64 << 20  # bytes that a kernel gone wild may write to a file
@@ -82,11 +82,10 @@ def _describe(error: BaseException) -> str:
     return f"raised {told(error)}"
 
 
-def load(where: str, args: Sequence[str]) -> tuple[Mapping[str, BoundRow], Fixtures]:
-    """Call ``module:function`` with ``args``."""
+def load(where: str, args: Sequence[str]) -> Any:
+    """What ``module:function(*args)`` returns: rows by suffix and fixtures, or what an arm is to run."""
     module, _, function = where.partition(":")
-    found: tuple[Mapping[str, BoundRow], Fixtures] = getattr(importlib.import_module(module), function)(*args)
-    return found
+    return getattr(importlib.import_module(module), function)(*args)
 
 
 def die_with(parent: int) -> None:

@@ -188,7 +188,7 @@ class _Child(gate.Process):
         FamilyError: it cannot load the family.
     """
 
-    awaits = "the end of the race"
+    does, awaits = "races rows", "the end of the race"
 
     def __init__(self, job: gate.Job, limits: gate.Limits) -> None:
         self.job, self.limits = job, limits
@@ -198,18 +198,7 @@ class _Child(gate.Process):
         self._word.flush()
         variables = {**for_child(), "TUNEKIT_MODE": "tune"}
         super().__init__("tunekit.measure.racing", variables, (self._word.fileno(),))
-        try:
-            self.send({"load": job.load, "args": list(job.args), "timeout": limits.row})
-            first = self.receive(limits.start, Deadline(None))
-        except gate.ChildDied as error:
-            self.kill()
-            raise FamilyError(f"the child process that races rows did not start: {error}") from error
-        except BaseException:
-            self.kill()
-            raise
-        if "error" in first:
-            self.kill()
-            raise FamilyError(f"the child process that races rows cannot load {':'.join(job.args)}: {first['error']}")
+        self.load(job, limits)
 
     def kill(self) -> None:
         super().kill()
