@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import itertools
-import mmap
 import subprocess
 import sys
 import tempfile
@@ -26,13 +25,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-from peerlib.limits import best_of, loops
+from peerlib.limits import AHEAD, best_of, readings
 from tunekit.build_tools.plan import row_jobs
 from tunekit.build_tools.render import render
 
 import tunekit as tk
 from tunekit.cpu import this_cpu, this_features
 from tunekit.q8 import grid, kernels
+from tunekit.q8.pages import weights
 from tunekit.rows import Row
 
 KERNEL = kernels.q8q8.kernel
@@ -64,26 +64,17 @@ def compiled(row: Row, compiler: str, folder: Path) -> Any:
     return getattr(ctypes.CDLL(str(target)), KERNEL.symbol("q8q8_gemv", row.suffix, job.alternative))
 
 
-def memory(size: int) -> Any:
-    """Zeroed bytes on huge pages, if possible; an array that keeps its mapping."""
-    room = mmap.mmap(-1, size + (4 << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        room.madvise(mmap.MADV_HUGEPAGE)
-    all_ = np.frombuffer(room, np.uint8)
-    start = -all_.ctypes.data % (2 << 20)
-    return all_[start : start + size + (1 << 20)]
-
-
 def measure(gemvs: dict[str, tuple[Any, int]], mib: int, seconds: float) -> tuple[float, float, dict[str, float]]:
     """GB/s of the best and of the simplest reading, and GMAC/s of each GEMV, with so many MiB of weights."""
     codes = mib << 20
-    plane, scales = memory(codes), memory(codes // 8)
+    plane, scales = weights(codes + AHEAD), weights(codes // 8 + AHEAD)
     plane[:] = np.resize(np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint8), len(plane))
     scales.view(np.float32)[:] = 0.001
     xa = np.zeros((NB * 72 + 4096), np.uint8)
     y = np.zeros(codes // K + 64, np.float32)
     cursor = itertools.count()
     here: dict[str, int] = {}
+    times = max(1, SLICE // codes)
 
     def part(group: int) -> tuple[int, int]:
         """Where to begin, and how many groups: all, or the next slice that is in no cache any more."""
@@ -93,8 +84,6 @@ def measure(gemvs: dict[str, tuple[Any, int]], mib: int, seconds: float) -> tupl
         return next(cursor) % slices * SLICE // group, SLICE // group
 
     def gemv(name: str, function: Any, mr: int) -> Callable[[], object]:
-        times = max(1, SLICE // codes)
-
         def run() -> None:
             first, groups = part(mr * K)
             here[name] = groups * mr * K * times
@@ -108,20 +97,9 @@ def measure(gemvs: dict[str, tuple[Any, int]], mib: int, seconds: float) -> tupl
 
         return run
 
-    def reading(streams: int, ahead: int) -> Callable[[], object]:
-        times, size = max(1, SLICE // codes), min(codes, SLICE) if codes > 4 * SLICE else codes
-
-        def run() -> None:
-            first, _ = part(1)
-            for _ in range(times):
-                at = ctypes.c_void_p(plane.ctypes.data + first)
-                loops().loop_read(at, ctypes.c_size_t(size), streams, ctypes.c_size_t(ahead))
-
-        here[f"{streams} {ahead}"] = size * times
-        return run
-
     runs = {name: gemv(name, *found) for name, found in gemvs.items()}
-    reads = {f"{s} {a}": reading(s, a) for s in (1, 2, 4) for a in (0, 1024, 2048, 4096)}
+    reads = readings(plane, 1, lambda: part(1), times)
+    here |= dict.fromkeys(reads, part(1)[1] * times)
     best = best_of({**runs, **reads}, seconds)
     rates = {name: here[name] / took / 1e9 for name, took in best.items()}
     return max(rates[name] for name in reads), rates["1 0"], {name: rates[name] for name in runs}

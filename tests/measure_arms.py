@@ -40,6 +40,20 @@ def forge(part: str) -> None:
             pass
 
 
+original: list[int] = []
+
+
+def copy(part: str) -> None:
+    # The copy takes no time at all, and it would answer first.
+    if not original:
+        original.append(os.getpid())
+        pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+    if os.getpid() in original:
+        time.sleep(0.001)
+
+
 ACTS: dict[str, Callable[[str], Any]] = {
     "works": nothing,
     "dies": die,
@@ -47,6 +61,7 @@ ACTS: dict[str, Callable[[str], Any]] = {
     "hangs": hang,
     "talks": talk,
     "forges": forge,
+    "copies": copy,
     "often": lambda part: time.sleep(0.002) or 1000,
 }
 

@@ -98,6 +98,14 @@ def fork_and_die() -> None:
     os._exit(3)
 
 
+def fork_and_go_on() -> None:
+    pid = os.fork()
+    if pid == 0:
+        ROWS["copies_itself"].answer = 41  # what the copy says is wrong, and it would say it first
+    else:
+        os.waitpid(pid, 0)
+
+
 def plant() -> None:
     damage["planted"] = True
 
@@ -144,6 +152,7 @@ ROWS = {
         Row("talks", talk),
         Row("forges", forge),
         Row("forks", fork_and_die),
+        Row("copies_itself", fork_and_go_on),
         Row("plants", plant),
         Row("plants_for_the_end", plant_for_the_end),
         Row("victim", step_on_it),

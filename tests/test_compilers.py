@@ -173,6 +173,24 @@ def test_pairs_race_and_the_record_says_whose_the_winner_is() -> None:
     assert RunRecord.from_json(json.loads(json.dumps(result.record.to_json()))) == result.record
 
 
+def test_no_time_for_another_compiler_is_no_reason_of_the_usual_ones_rows() -> None:
+    box = SimulatedBox(1, noise=0.005)
+    house = with_clang(box, 0.6e-3)
+    house.missing = {"k1"}
+    build = house.build
+
+    def slow(*words: Any) -> Any:
+        found = build(*words)
+        box.now += 1000
+        return found
+
+    house.build = slow
+    house.rows["gemm"] = {}
+    _, kernel, _ = run(house, box, compilers=("clang",), time_limit=1.0)
+    assert house.events.count("build") == 1 and "build clang" not in house.events
+    assert "time limit" not in kernel.rows["k1"].reason
+
+
 def test_without_the_option_nobody_elses_rows_enter() -> None:
     box = SimulatedBox(1, noise=0.005)
     house = with_clang(box, 0.6e-3)

@@ -186,6 +186,10 @@ def test_an_arm_that_ran_what_it_should_is_believed() -> None:
     assert max(ask("often", "fast")["a"]) < 0.001  # a thousand times two microseconds
 
 
+def test_a_copy_of_an_arm_that_a_kernel_forks_says_nothing() -> None:
+    assert min(min(times) for times in ask("copies", "fast").values()) >= 0.001
+
+
 # fmt: off
 @pytest.mark.parametrize(("words", "reason"), [
     (("dies", "fast"),                   "killed by SIGABRT"),

@@ -109,6 +109,13 @@ def test_what_a_kernel_forks_goes_down_with_it(tmp_path: Path, monkeypatch: pyte
     assert gone(int(note.read_text(encoding="ascii")))
 
 
+def test_a_copy_of_the_process_that_a_kernel_forks_says_nothing() -> None:
+    assert reasons("copies_itself", "wrong") == {
+        "copies_itself": "passed: ",
+        "wrong": "rejected: answer: returned 41, not 42",
+    }
+
+
 def test_a_gate_that_returns_neither_none_nor_text() -> None:
     verdicts = gate.gate_rows(Job("measure_hostile:load_odd"), ["good"], limits=QUICK)
     assert verdicts["good"].reason == "odd: the gate returned 7 (it must return None or a reason)"

@@ -415,7 +415,7 @@ def test_a_kernel_without_fixtures_is_no_failure() -> None:
 
 
 class SlowBuild(FakeHouse):
-    def build(self, kernels: Any, progress: Any) -> Built:
+    def build(self, kernels: Any, progress: Any, compiler: str) -> Built:
         self.events.append("build")
         for done in range(100):
             self.box_.now += 1.0
@@ -727,9 +727,9 @@ def test_a_row_that_there_was_no_time_to_build_says_so() -> None:
     box = SimulatedBox(1)
 
     class Slow(FakeHouse):
-        def build(self, kernels: Any, progress: Any) -> Built:
+        def build(self, kernels: Any, progress: Any, compiler: str) -> Built:
             box.now += 1000
-            return super().build(kernels, progress)
+            return super().build(kernels, progress, compiler)
 
     house = Slow()
     house.add("gemm", ROWS, "k1", [], FakeFixtures(box, REGIMES))

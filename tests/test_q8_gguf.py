@@ -84,6 +84,7 @@ def test_every_type_that_is_read_is_what_the_gguf_package_reads(kind: int, write
     for name, tensor in file.tensors.items():
         assert tensor.shape == tuple(int(e) for e in reversed(known[name].shape)) and tensor.type == known[name].tensor_type.name
         want = theirs.quants.dequantize(known[name].data, known[name].tensor_type).reshape(tensor.shape)
+        np.testing.assert_array_equal(tensor.floats(), want)
         m = file.matrix(name)
         assert m is not None and m.shape == tensor.shape
         got = m.codes * np.repeat(m.scales, 32, axis=1)
@@ -136,10 +137,13 @@ def test_lies_in_the_head_are_refused(write: Any) -> None:
         except ValueError:
             continue
         for tensor in file.tensors.values():  # whatever was read lies in the file
-            assert tensor.offset + tensor.nbytes <= len(whole)
+            assert tensor.offset + (0 if tensor.raw is None else tensor.raw.size) <= len(whole)
+            assert tensor.raw is None or tensor.raw.size * 8 >= np.prod(tensor.shape)  # 4 bits a value at the least
 
 
-@pytest.mark.parametrize(("data", "words"), [(b"", "cut short"), (b"GGML" + b"\0" * 40, "does not begin with GGUF")])
+@pytest.mark.parametrize(
+    ("data", "words"), [(b"", "the file is empty"), (b"GGML" + b"\0" * 40, "does not begin with GGUF")]
+)
 def test_what_is_no_gguf(data: bytes, words: str, write: Any) -> None:
     with pytest.raises(ValueError, match=words):
         gguf.read(write(data))
@@ -149,8 +153,84 @@ def test_a_type_that_is_not_read_gives_its_shape(write: Any) -> None:
     data = bytearray(small_model(1))
     at = data.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 16
     data[at : at + 4] = struct.pack("<I", 12)  # Q4_K
-    file = gguf.read(write(bytes(data)))
-    assert file.tensors["token_embd.weight"].type == "type 12" and file.matrix("token_embd.weight") is None
+    with gguf.read(write(bytes(data))) as file:
+        tensor = file.tensors["token_embd.weight"]
+        assert (tensor.type, tensor.shape) == ("Q4_K", (96, 64)) and file.matrix("token_embd.weight") is None
+        with pytest.raises(ValueError, match=r"token_embd.weight is of type Q4_K"):
+            tensor.floats()
+    data[at : at + 4] = struct.pack("<I", 99)
+    assert gguf.read(write(bytes(data))).tensors["token_embd.weight"].type == "number 99"
+
+
+def test_the_metadata_as_values_and_as_it_stands_in_the_file(write: Any) -> None:
+    """Copied entries make a file that says the same."""
+    whole = small_model(1)
+    with gguf.read(write(whole)) as file:
+        assert file.metadata["tokenizer.tokens"] == ["a", "bc"] and file.metadata["numbers"] == [1, 2, 3]
+        assert file.metadata["llama.block_count"] == 1
+        entries = [file.entry(name) for name in file.metadata]
+        assert b"".join(entries) in whole and file.entry("general.name") == entry("general.name", 8, text("tiny"))
+    assert not file.tensors
+    copy = b"GGUF" + struct.pack("<IQQ", 2, 0, len(entries)) + b"".join(entries)
+    assert gguf.read(write(copy)).metadata == file.metadata
+
+
+@pytest.mark.parametrize("kind", sorted(gguf._TYPES))
+def test_any_rows_may_be_asked_for_in_any_order(kind: int, write: Any) -> None:
+    with gguf.read(write(small_model(1, kind))) as file:
+        tensor = file.tensors["token_embd.weight"]
+        whole, order = tensor.floats(), np.array([95, 0, 7, 7])
+        assert tensor.raw is not None
+        np.testing.assert_array_equal(gguf.floats(tensor.raw[order], tensor.type), whole[order])
+
+
+def test_corrupt_scales_are_values_like_others(write: Any) -> None:
+    data = small_model(1, 8).replace(np.float16(0.01).tobytes(), b"\x00\x7c")
+    with gguf.read(write(data)) as file:
+        assert not np.isfinite(file.tensors["token_embd.weight"].floats()).all()
+
+
+def test_two_tensors_of_one_name_are_refused(write: Any) -> None:
+    data = small_model(1).replace(b"blk.0.attn_k.weight", b"blk.0.attn_q.weight")
+    with pytest.raises(ValueError, match=r"two tensors are called blk\.0\.attn_q\.weight"):
+        gguf.read(write(data))
+
+
+def one_tensor(extents: tuple[int, ...], kind: int) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor_entry("t", extents, kind, 0) + b"\0" * 4096
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (one_tensor((0, 4), 0), r"tensor t, F32, has the extents \(0, 4\)"),
+        (one_tensor((64, 0), 12), r"tensor t, Q4_K, has the extents"),
+        (one_tensor((48, 2), 8), r"tensor t, Q8_0, has the extents \(48, 2\)"),
+        (one_tensor((1 << 32, 1 << 32), 12), r"tensor t, Q4_K, has the extents"),
+        (one_tensor((1 << 63, 4, 4, 4), 0), r"tensor t, F32, has the extents"),
+        (one_tensor((1,) * 5, 0), "tensor t has 5 dimensions"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 40, 0), f"it claims {1 << 40} tensors"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 25), f"it claims {1 << 25} entries"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 60), f"it claims {1 << 60} bytes of text"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry("a", 9, struct.pack("<IQ", 8, 1 << 33)), f"it claims {1 << 33} values"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry("a", 9, struct.pack("<IQ", 9, 1) * 5000), "it has a value of type 9"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry("a", 13, b""), "it has a value of type 13"),
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be_are_named(data: bytes, words: str, write: Any) -> None:
+    with pytest.raises(ValueError, match=f"no GGUF file that can be read here: {words}"):
+        gguf.read(write(data))
+
+
+def test_text_that_is_none_is_refused(write: Any) -> None:
+    with pytest.raises(ValueError, match="text that is no UTF-8"):
+        gguf.read(write(small_model(1).replace(b"tiny", b"tin\xff")))
+
+
+def test_a_tensor_that_lies_beyond_the_end_is_named(write: Any) -> None:
+    whole = small_model(1)
+    with pytest.raises(ValueError, match=rf"cut short: tensor blk\.0\.ffn_down\.weight ends at byte {len(whole)}, the file at"):
+        gguf.read(write(whole[:-1]))
 
 
 def test_a_models_chain_runs_all_its_products(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +304,8 @@ def test_a_file_that_is_no_model_is_refused_at_once(write: Any, tmp_path: Path) 
 
 
 def test_an_alignment_that_is_none_is_refused(write: Any) -> None:
-    for value in (entry("general.alignment", 8, text("x")), entry("general.alignment", 4, struct.pack("<I", 0))):
+    for kind, said in ((8, text("x")), (4, struct.pack("<I", 0)), (4, struct.pack("<I", 48))):
+        value = entry("general.alignment", kind, said)
         head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + value
         with pytest.raises(ValueError, match="its alignment is"):
             gguf.read(write(head + b"\0" * 64))

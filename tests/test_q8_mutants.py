@@ -34,6 +34,7 @@ SIGN_VNNI = tk.perm(dot="vpdpbusd", width=256, mr=8, kstep=2)
 SIGN512 = tk.perm(dot="vpdpbusd", width=512, mr=16, kstep=2)
 BIASED = tk.perm(dot="vpdpbusd", width=256, mr=8, kstep=2, gkstep=2, bias=128)
 STEPS = tk.perm(dot="maddubs", width=256, mr=8, kstep=4, gkstep=4)
+STREAMS = tk.perm(dot="madd16", width=256, mr=16, kstep=1, nr=5, gstreams=4, gahead=0)
 EVEX = 1  # the alternative of the 256-bit VNNI rows that AVX512-VNNI has
 
 # Multiplies biased bytes as the biased row does, with the instruction that cannot.
@@ -128,7 +129,7 @@ def gates(built: Built, *words: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("row", "alternative"), [(SIGN, 0), (SIGN_VNNI, EVEX), (SIGN512, 0), (BIASED, EVEX), (STEPS, 0)], ids=lambda v: v.suffix if isinstance(v, Row) else str(v)
+    ("row", "alternative"), [(SIGN, 0), (SIGN_VNNI, EVEX), (SIGN512, 0), (BIASED, EVEX), (STEPS, 0), (STREAMS, 0)], ids=lambda v: v.suffix if isinstance(v, Row) else str(v)
 )
 def test_unchanged_rows_pass(make: Make, row: Row, alternative: int) -> None:
     assert gates(make(row, alternative=alternative)) == []
@@ -213,6 +214,29 @@ def test_each_link_of_the_remainder_chain(make: Make, link: int) -> None:
 
 def test_a_remainder_of_the_wrong_count(make: Make) -> None:
     assert gates(make(STEPS, (r"left = nb % 4", "left = nb % 2")))
+
+
+# --- streams -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        (r"\+ 2 \* span", "+ 1 * span"),  # a stream's weights are another one's
+        (r"\+ 3 \* wspan", "+ 2 * wspan"),  # its scales
+        (r"\+ 2 \* yspan", "+ 1 * yspan"),  # its results
+        (r" span = \(int64_t\)ng \* nb", " span = (int64_t)nb"),  # right where a stream is one group long
+        (r" wspan = \(int64_t\)ng \* nb", " wspan = (int64_t)nb"),
+        (r"w \+= \(int64_t\)done \* nb", "w += (int64_t)each * nb"),  # the groups that are left over
+        (r"ws \+= \(int64_t\)done \* nb", "ws += (int64_t)each * nb"),
+        (r"y \+= \(int64_t\)done", "y += (int64_t)each"),
+        (r"_g3\(y, w, ws, record, nb, 1\)", "_g2(y, w, ws, record, nb, 1)"),
+    ],
+    ids=lambda edit: edit[0],
+)
+def test_streams_that_begin_elsewhere(make: Make, edit: tuple[str, str]) -> None:
+    wrong = gates(make(STREAMS, edit))
+    assert wrong and all(reason.startswith("gemv") for reason in wrong)
 
 
 # --- sizes -------------------------------------------------------------------------------------------------

@@ -73,6 +73,8 @@ def test_q8_0_bytes_become_the_matrix_that_numpy_makes_of_them(monkeypatch: pyte
     [
         {"out": 63}, {"out": 65}, {"source": 63}, {"kgroup": 3}, {"mr": 0}, {"flip": 1}, {"stride": 31}, {"N": -1},
         {"first": 33}, {"N": 1 << 60}, {"blocks": 1 << 61}, {"bytes": 30},
+        {"N": (1 << 59) + 2},  # in 64 bits its sizes are those of two rows
+        {"out": 0, "N": 0, "stride": 1 << 60, "blocks": 1 << 60, "bytes": 1 << 60},
     ],
 )  # fmt: skip
 def test_numbers_that_do_not_fit_the_buffers_are_refused(change: dict[str, int]) -> None:
@@ -85,3 +87,5 @@ def test_numbers_that_do_not_fit_the_buffers_are_refused(change: dict[str, int])
         native.pack(memoryview(bytes(64)), source, 0, 32, 2, 1, 32, 2, 4, 0)
     with pytest.raises(ValueError, match="halves"):
         native.halves(np.zeros(8, np.uint8), np.zeros(3, np.uint8), 0, 2, 2)
+    with pytest.raises(ValueError, match="halves"):
+        native.halves(np.zeros(68, np.uint8), np.zeros(2, np.uint8), 0, 1 << 60, 17)  # 16 strides are none in 64 bits

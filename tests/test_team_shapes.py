@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
+from conftest import ROOT, lacking
 
 from tunekit import core
 
@@ -130,3 +135,17 @@ def test_the_rank_gate_invites_who_has_a_chunk_to_get() -> None:
         gated = CORE.admitted(workers, lanes, widest, 1)
         assert gated == max(0, min(workers, lanes - 1, widest - 1))
         assert CORE.admitted(workers, lanes, widest, 0) == workers
+
+
+def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
+    """In C only: what asks for a product of sizes asks there."""
+    source = ROOT / "tunekit" / "csrc" / "shape.c"
+    if shutil.which("cc") is None or not source.is_file():
+        lacking("a C compiler, or the core's sources")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "shape.so")], check=True)
+    times = ctypes.CDLL(str(tmp_path / "shape.so")).tk_times
+    times.argtypes, times.restype = [ctypes.c_int64] * 2, ctypes.c_int64
+    top = (1 << 63) - 1
+    sizes = [-(1 << 63), -2, -1, 0, 1, 2, 3, 7, 1 << 31, 1 << 32, 3037000499, 3037000500, 1 << 61, top // 7, top - 1, top]
+    for a, b in itertools.product(sizes, repeat=2):
+        assert times(a, b) == (a * b if min(a, b) >= 0 and a * b <= top else -1), (a, b)

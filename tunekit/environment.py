@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every ``TUNEKIT_*`` environment variable, read once, in this one place.
+"""Every ``TUNEKIT_*`` environment variable, read once, in this one place; and the environment that a child gets.
 
 ``VARIABLES`` is the table behind the documentation (``docs/environment.md``) and behind the parser. An unknown
 value is a :class:`~tunekit.errors.SettingError` that names the legal ones; an empty value means "not set",
@@ -9,8 +9,10 @@ except for ``TUNEKIT_MANIFEST``, where it means "no manifest".
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tunekit.errors import SettingError
@@ -178,6 +180,12 @@ def settings() -> Settings:
     if _settings is None:
         _settings = read_settings(os.environ)
     return _settings
+
+
+def for_child() -> dict[str, str]:
+    """The environment of a child: it must import the very modules that this process did, wherever they were found."""
+    path = [str(Path(entry).absolute()) for entry in sys.path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 
 
 def environment_table() -> str:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def told(error: BaseException) -> str:
-    """Somebody else's exception in words: ``ValueError: no such thing``; the type alone where it cannot say more."""
+def _said(error: BaseException) -> str:
     try:
         text = str(error)
     except KeyboardInterrupt:
@@ -21,11 +20,26 @@ def told(error: BaseException) -> str:
         text = ""
     if len(text) > 1000:
         text = text[:1000] + " ..."
+    return text
+
+
+def told(error: BaseException) -> str:
+    """Somebody else's exception in words: ``ValueError: no such thing``; the type alone where it cannot say more."""
+    text = _said(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class TunekitError(Exception):
     """Base of every error that tunekit raises on purpose."""
+
+
+def in_words(error: BaseException) -> str:
+    """An exception as one line of a reason: its own words where they are for a reader, else as :func:`told`.
+
+    A :class:`TunekitError`, ``ValueError`` or ``OSError`` says what is wrong; of others the type is half of it.
+    """
+    plain = isinstance(error, (TunekitError, ValueError, OSError))
+    return " ".join(((plain and _said(error)) or told(error)).split())
 
 
 class SettingError(TunekitError, ValueError):

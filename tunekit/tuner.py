@@ -32,6 +32,7 @@ from tunekit.errors import (
     TemplateError,
     ToolchainError,
     TunekitError,
+    in_words,
     told,
 )
 from tunekit.kernel import Kernel
@@ -195,7 +196,7 @@ class House:
         """Why a row could not run here even if it were built, or None."""
         from tunekit import dispatch
 
-        row = kernel.row(split_name(suffix)[0])
+        row = kernel.row(suffix)
         if suffix == REFERENCE:
             return None
         if row is None:
@@ -232,12 +233,10 @@ class House:
                     continue
                 self.chains(kernel, fixtures, model)
                 return
-            except (ValueError, OSError) as error:
-                reasons.append(told(error).partition(": ")[2] or told(error))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # an author's own code: what it raises is told in its place
-                reasons.append(told(error))
+                reasons.append(in_words(error))
         raise TunekitError(f"--model {model}: {'; '.join(dict.fromkeys(reasons)) or 'no kernel reads it'}")
 
     def compilers(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -253,7 +252,10 @@ class House:
     def build(
         self, kernels: Sequence[Kernel], progress: Callable[[int, int, str], None], compiler: str = ""
     ) -> Built:
-        """Build the grid of all kernels of one declaring file. An exception of ``progress`` ends the build."""
+        """Build the grid of all kernels of one declaring file, by a compiler (``""``: the usual one).
+
+        An exception of ``progress`` ends the build.
+        """
         from tunekit import dispatch
 
         try:
@@ -299,12 +301,11 @@ class House:
         cause = problem or dispatch.unloadable(kernel)
         found = dict(why)
         for suffix in why:
-            name, compiler = split_name(suffix)
-            row = kernel.row(name)
+            row = kernel.row(suffix)
             if row is None or suffix in world.built or suffix in world.dropped or kernel.refuses(row, world.arch):
                 continue
             found[suffix] = self.impossible(kernel, suffix) or (
-                f"not built: {cause}" if cause and not compiler else why[suffix]
+                f"not built: {cause}" if cause and not split_name(suffix)[1] else why[suffix]
             )
         return found
 
@@ -710,7 +711,7 @@ class _Run:
         self.notes: list[str] = []
         self.compilers: dict[str, str] = {}
         self.others: dict[str, dict[str, str]] = {}
-        self.problems: dict[str, str] = {}  # why a module was not built, or not to the end
+        self.problems: dict[str, str] = {}  # why the usual compiler did not build a module, or not to the end
 
     def run(self) -> ScopeResult:
         started = _now()
@@ -758,35 +759,33 @@ class _Run:
         todo = [(module, compiler) for module in modules for compiler in ("", *self.options.compilers)]
         whole = self.deadline.share(BUILD_SHARE)
         for at, (module, compiler) in enumerate(todo):
+            usual, by = not compiler, f" by {compiler}" if compiler else ""
             if self.deadline.over():  # it came while this run waited for its turn
-                self.problems.setdefault(module, _NO_TIME)
+                if usual:
+                    self.problems[module] = _NO_TIME
                 continue
             limit = whole.share(1 / (len(todo) - at))
             # All kernels of a file share a module, so all are built even where one is tuned.
             siblings = [k for k in self.house.kernels(self.scope) if k.module == module]
 
-            def progress(done: int, of: int, label: str, limit: Deadline = limit, by: str = compiler) -> None:
-                item = f"{label} by {by}" if by else label
-                self.console.step(Step("build", self.scope, "", "", done, of, "objects", item))
+            def progress(done: int, of: int, label: str, limit: Deadline = limit, by: str = by) -> None:
+                self.console.step(Step("build", self.scope, "", "", done, of, "objects", f"{label}{by}"))
                 if limit.over():
                     raise _BuildTimeUp(f"{done} of {of} objects")
 
             try:
-                built = self.house.build(siblings, progress, *((compiler,) if compiler else ()))
+                built = self.house.build(siblings, progress, compiler)
             except _BuildTimeUp as error:
-                if not compiler:
+                if usual:
                     self.problems[module] = _NO_TIME
                 self.notes.append(
                     f"the build used up its share of the time limit ({error}), so the rows that were built before "
                     "were raced; the objects stay in the cache, and the next run goes on from there"
                 )
                 continue
-            if not compiler:
-                self.compilers[module] = built.compiler
+            if usual:
+                self.compilers[module], self.problems[module] = built.compiler, built.problem
             if built.problem:
-                by = f" by {compiler}" if compiler else ""
-                if not compiler:
-                    self.problems[module] = built.problem
                 self.notes.append(f"the grid was not built{by}: {built.problem}")
 
     # --- one kernel
@@ -808,8 +807,7 @@ class _Run:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # an author's own code, which may even exit
-            what = str(error) if isinstance(error, (TunekitError, ValueError)) else told(error)
-            text = f"its fixtures cannot be used: {what}"
+            text = f"its fixtures cannot be used: {in_words(error)}"
             _not_raced(found, "not raced: its fixtures cannot be used")
             return KernelRecord(None, found.previous, found.fallback, text, rows=found.rows), True
         compiler = self.compilers.get(kernel.module, "")
@@ -1111,9 +1109,7 @@ class _Run:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # an author's own code, which may even exit
-            text = " ".join(told(error).split())
-            plain = isinstance(error, (TunekitError, ValueError, OSError))
-            return (text.partition(": ")[2] or text) if plain else text
+            return in_words(error)
 
     def arm_of(self, kernel: Kernel) -> Callable[[Arm, Chain], Times]:
         def run(arm: Arm, chain: Chain) -> Times:

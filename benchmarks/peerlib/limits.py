@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tunekit import q8
 from tunekit.q8 import kernels
+from tunekit.q8.chains import last_cache
 from tunekit.q8.layout import layout_of
 
-from .work import last_cache
+AHEAD = 1 << 16
+"""Bytes behind memory that is read: requests go beyond its end."""
 
 _loaded: list[Any] = []
 
@@ -94,35 +97,49 @@ def measure(threads: int, seconds: float = 2.0) -> dict[str, float]:
     found["port"] = 200_000 * 12 * 16 / best["port"] / 1e9
     if tile is not None:
         found["tile"] = 1000 * macs / best["tile"] / 1e9
-    slices = itertools.cycle(range(8))  # an eighth at a time, short enough to be left alone on a shared box
-    size, ways = readings(threads, lambda: (next(slices), 8))
-    found["read"] = size / 8 / min(best_of(ways, seconds).values()) / 1e9
+    size = beyond_caches() // 8  # an eighth at a time, short enough to be left alone on a shared box
+    starts = itertools.cycle(range(0, 8 * size, size))
+    ways = readings(np.ones(8 * size + AHEAD, np.uint8), threads, lambda: (next(starts), size))
+    found["read"] = size / min(best_of(ways, seconds).values()) / 1e9
     return found
 
 
-def readings(threads: int, part: Callable[[], tuple[int, int]]) -> tuple[int, dict[str, Callable[[], object]]]:
-    """Bytes beyond every cache, and ways of reading part i of n of them by so many threads ({} if there are none)."""
+def beyond_caches() -> int:
+    """Bytes that no cache holds a good part of; a multiple of 8."""
+    return max(4 * last_cache(), 128 << 20) & -8
+
+
+def readings(
+    room: NDArray[np.uint8], threads: int, part: Callable[[], tuple[int, int]], times: int = 1
+) -> dict[str, Callable[[], object]]:
+    """Ways of reading memory; none where ``loops.c`` has none for this CPU.
+
+    Args:
+        room: what is read, and :data:`AHEAD` bytes behind it.
+        threads: by how many, each a share of its own.
+        part: asked before each reading: where in the room it begins, and how many bytes it takes.
+        times: how often it takes them.
+    """
     library = loops()
     if not hasattr(library, "loop_read"):
-        return 0, {}
-    size = max(4 * last_cache(), 128 << 20)
-    room = np.ones(size + (1 << 16), np.uint8)  # prefetches go beyond the end
+        return {}
 
     def reading(streams: int, ahead: int) -> Callable[[], object]:
-        def one(i: int, index: int, count: int) -> None:
-            share = size // count // threads
-            at = ctypes.c_void_p(room.ctypes.data + (index * threads + i) * share)
-            library.loop_read(at, ctypes.c_size_t(share), streams, ctypes.c_size_t(ahead))
+        def one(first: int, share: int) -> None:
+            at = ctypes.c_void_p(room.ctypes.data + first)
+            for _ in range(times):
+                library.loop_read(at, ctypes.c_size_t(share), streams, ctypes.c_size_t(ahead))
 
         def run() -> None:
-            index, count = part()
-            others = [threading.Thread(target=one, args=(i, index, count)) for i in range(1, threads)]
+            first, size = part()
+            share = size // threads
+            others = [threading.Thread(target=one, args=(first + i * share, share)) for i in range(1, threads)]
             for thread in others:
                 thread.start()
-            one(0, index, count)
+            one(first, share)
             for thread in others:
                 thread.join()
 
         return run
 
-    return size, {f"{s} {a}": reading(s, a) for s in (1, 2, 4) for a in (0, 1024, 2048, 4096)}
+    return {f"{s} {a}": reading(s, a) for s in (1, 2, 4) for a in (0, 1024, 2048, 4096)}

@@ -15,9 +15,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from tunekit.q8.chains import last_cache
+
 from . import limits
 from .peers import MissingPeer, Model, Peer, Tunekit
-from .work import LAYER, SHAPES, Work, chain, error_of, last_cache, product
+from .work import LAYER, SHAPES, Work, chain, error_of, product
 
 WINDOW = 0.002
 """Seconds that a timed window lasts at least; short, so that on a shared box some of them are left alone."""
@@ -170,7 +174,9 @@ def measure(cell: Cell, peers: list[Peer], count: int, seconds: float, loaded: L
     found = [c for p in wanted if (c := enter(cell, p, loaded, record)) is not None]
     # A vector from memory is held against plain reading, in the same rounds and as long a stretch of it.
     plain = cell.regime == "streamed" and cell.tokens == 1 and bool(found)
-    size, ways = limits.readings(count, lambda: (0, 1)) if plain else (0, {})
+    size = limits.beyond_caches()
+    room = np.ones(size + limits.AHEAD if plain else 0, np.uint8)
+    ways = limits.readings(room, count, lambda: (0, size)) if plain else {}
     reads = dict.fromkeys(ways, math.inf)
     end, rounds, before = time.perf_counter() + seconds, 0, 0.0
     while found and (rounds < 4 or (time.perf_counter() < end and rounds < 200)):

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,14 +106,6 @@ def weights(k: int, n: int, form: str) -> Weights:
 
 def activations(t: int, k: int) -> np.ndarray:
     return np.random.default_rng((2, t, k)).standard_normal((t, k), dtype=np.float32)
-
-
-def last_cache() -> int:
-    """Bytes of the last cache of this box, 32 MiB where it does not say."""
-    sizes = [0]
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        sizes.append(int(path.read_text().strip().rstrip("K")) << 10)
-    return max(sizes) or 32 << 20
 
 
 def product(k: int, n: int, t: int, form: str, copies: int = 1) -> Work:

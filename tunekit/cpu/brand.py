@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tunekit.environment import for_child
+
 UNKNOWN = "unknown"
 DEADLINE_S = 10.0
 _MAX_LENGTH = 120
@@ -28,14 +30,13 @@ def brand(deadline: float = DEADLINE_S) -> str:
     # A frozen application's sys.executable is the application: it would be started again.
     if name != UNKNOWN or getattr(sys, "frozen", False) or not sys.executable:
         return name
-    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tunekit.cpu.brand"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env=for_child(),
             process_group=0 if os.name == "posix" else None,
         )
     except (OSError, ValueError):

@@ -180,10 +180,9 @@ static int32_t lanes_of(int64_t bytes)
     return bytes >= 2 * ENOUGH ? tk_lanes(bytes, ENOUGH, tk_team_live(), 0) : 1;
 }
 
-static void in_parts(void (*part)(void *, int32_t), void *context, int32_t chunks, int64_t bytes)
+static void in_parts(void (*part)(void *, int32_t), void *context, int32_t chunks, int32_t lanes)
 {
     const tk_stage stage = {part, NULL, context, chunks};
-    const int32_t lanes = lanes_of(bytes);
     tk_team_run(&stage, 1, lanes, lanes > 1); /* half a millisecond of work and more: worth a wake */
 }
 
@@ -246,10 +245,13 @@ static int arguments(const char *name, PyObject *const *args, Py_ssize_t nargs, 
     return 0;
 }
 
-/* a * b for sizes, or -1 where it does not fit. */
-static int64_t by(int64_t a, int64_t b)
+/* Where `count` items of so many bytes end, `stride` apart from `first` on; 0 without any, -1 where it does not fit. */
+static int64_t span_of(int64_t first, int64_t count, int64_t stride, int64_t bytes)
 {
-    return a < 0 || b < 0 || (b != 0 && a > INT64_MAX / 4 / b) ? -1 : a * b;
+    if (count <= 0)
+        return count;
+    const int64_t span = tk_times(count - 1, stride);
+    return span < 0 || span > INT64_MAX - first - bytes ? -1 : first + span + bytes;
 }
 
 static PyObject *finish(Py_buffer *views)
@@ -282,15 +284,15 @@ PyObject *tk_py_pack(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         PyErr_SetString(PyExc_ValueError, "pack: no such layout");
         return finish(views);
     }
-    const int64_t groups = (N + mr - 1) / mr, total = by(by(groups, mr), by(blocks, bytes));
-    const int64_t cells = by(N, blocks), span = cells > 0 ? by(cells - 1, stride) : 0;
-    if (does_not_fit("pack", views, total, cells > 0 ? (span < 0 ? -1 : first + span + bytes) : cells))
+    const int64_t groups = (N + mr - 1) / mr, total = tk_times(tk_times(groups, mr), tk_times(blocks, bytes));
+    if (does_not_fit("pack", views, total, span_of(first, tk_times(N, blocks), stride, bytes)))
         return finish(views);
-    packing o = {views[0].buf, (const uint8_t *)views[1].buf + first, stride, N, blocks, bytes, mr, kgroup, groups, (uint8_t)flip, 1};
-    o.chunks = tk_chunks(groups, 1, lanes_of(total), 4, 0);
+    const int32_t lanes = lanes_of(total);
+    const int32_t chunks = tk_chunks(groups, 1, lanes, 4, 0);
+    packing o = {views[0].buf, (const uint8_t *)views[1].buf + first, stride, N, blocks, bytes, mr, kgroup, groups, (uint8_t)flip, chunks};
     Py_BEGIN_ALLOW_THREADS
     if (total > 0)
-        in_parts(pack_part, &o, o.chunks, total);
+        in_parts(pack_part, &o, o.chunks, lanes);
     Py_END_ALLOW_THREADS
     return finish(views);
 }
@@ -302,18 +304,18 @@ PyObject *tk_py_halves(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     int64_t n[3]; /* first, stride, count */
     if (arguments("halves", args, nargs, views, n, 3) != 0)
         return NULL;
-    const int64_t span = n[2] > 0 ? by(n[2] - 1, n[1]) : 0;
-    if (does_not_fit("halves", views, by(n[2], 4), n[2] > 0 ? (span < 0 ? -1 : n[0] + span + 2) : 0) ||
+    const int64_t first = n[0], stride = n[1], count = n[2];
+    if (does_not_fit("halves", views, tk_times(count, (int64_t)sizeof(float)), span_of(first, count, stride, 2)) ||
         (uintptr_t)views[0].buf % sizeof(float) != 0) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_ValueError, "halves: the output is not aligned to float32");
         return finish(views);
     }
-    halving o = {views[0].buf, (const uint8_t *)views[1].buf + n[0], n[1], n[2], 1};
-    o.chunks = tk_chunks(o.count, 4096, lanes_of(by(o.count, 32)), 4, 0);
+    const int32_t lanes = lanes_of(tk_times(count, 32));
+    halving o = {views[0].buf, (const uint8_t *)views[1].buf + first, stride, count, tk_chunks(count, 4096, lanes, 4, 0)};
     Py_BEGIN_ALLOW_THREADS
-    if (o.count > 0)
-        in_parts(halves_part, &o, o.chunks, by(o.count, 32));
+    if (count > 0)
+        in_parts(halves_part, &o, o.chunks, lanes);
     Py_END_ALLOW_THREADS
     return finish(views);
 }

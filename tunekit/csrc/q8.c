@@ -73,14 +73,6 @@ static uint8_t *scratch_get(int which, size_t size)
 
 /* ---- the traversal ------------------------------------------------------------------------------ */
 
-/* a * b; -1 where it does not fit or a factor is negative (so that a mistake runs through a chain). */
-static int64_t times(int64_t a, int64_t b)
-{
-    if (a < 0 || b < 0 || (b > 0 && a > INT64_MAX / b))
-        return -1;
-    return a * b;
-}
-
 static int64_t least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
@@ -584,7 +576,7 @@ static int take(Py_buffer *views, PyObject *const *objects, const wanted *want, 
     for (; i < count; i++) {
         const wanted *const w = want + i;
         const int64_t item = w->format == 'f' ? (int64_t)sizeof(float) : 1;
-        const int64_t bytes = times(w->count, item);
+        const int64_t bytes = tk_times(w->count, item);
         if (bytes < 0 || bytes > PY_SSIZE_T_MAX) {
             PyErr_Format(PyExc_ValueError, "%s: a buffer of this shape does not fit into memory", w->name);
             break;
@@ -669,22 +661,22 @@ static PyObject *matmul(const char *name, PyObject *const *args, Py_ssize_t narg
     const int64_t K = size_of(args[count + 3], "K");
     if (K < 0 || !k_is_whole(K))
         return NULL;
-    const int64_t nb = K / 32, groups = N / row->mr + (N % row->mr > 0), rows = times(groups, row->mr);
+    const int64_t nb = K / 32, groups = N / row->mr + (N % row->mr > 0), rows = tk_times(groups, row->mr);
     wanted want[5] = {
-        {"y", 'f', 1, times(T, N)},
-        {"x", 'f', 0, times(T, K)},
-        {"w", 'b', 0, times(rows, K)},
-        {"ws", 'f', 0, times(rows, nb)},
+        {"y", 'f', 1, tk_times(T, N)},
+        {"x", 'f', 0, tk_times(T, K)},
+        {"w", 'b', 0, tk_times(rows, K)},
+        {"ws", 'f', 0, tk_times(rows, nb)},
     };
     if (mx4) {
-        want[2] = (wanted){"nib", 'B', 0, times(rows, K / 2)};
-        want[3] = (wanted){"e", 'B', 0, times(rows, nb)};
+        want[2] = (wanted){"nib", 'B', 0, tk_times(rows, K / 2)};
+        want[3] = (wanted){"e", 'B', 0, tk_times(rows, nb)};
     }
     if (acts) {
         want[4] = want[3];
         want[3] = want[2];
-        want[Q] = (wanted){"q", 'b', 0, times(T, K)};
-        want[S] = (wanted){"s", 'f', 0, times(T, nb)};
+        want[Q] = (wanted){"q", 'b', 0, tk_times(T, K)};
+        want[S] = (wanted){"s", 'f', 0, tk_times(T, nb)};
     }
     Py_buffer views[5];
     if (take(views, args + 1, want, count) != 0)
@@ -768,10 +760,10 @@ PyObject *tk_q8_py_prepared(PyObject *self, PyObject *const *args, Py_ssize_t na
         PyErr_SetString(PyExc_ValueError, "q8_prepared: the row was made without its functions for MXFP4");
         return NULL;
     }
-    const int64_t groups = N / row->mr + (N % row->mr > 0), rows = times(groups, row->mr);
+    const int64_t groups = N / row->mr + (N % row->mr > 0), rows = tk_times(groups, row->mr);
     const wanted want[2] = {
-        {mx4 ? "nib" : "w", mx4 ? 'B' : 'b', 0, times(rows, mx4 ? K / 2 : K)},
-        {mx4 ? "e" : "ws", mx4 ? 'B' : 'f', 0, times(rows, K / 32)},
+        {mx4 ? "nib" : "w", mx4 ? 'B' : 'b', 0, tk_times(rows, mx4 ? K / 2 : K)},
+        {mx4 ? "e" : "ws", mx4 ? 'B' : 'f', 0, tk_times(rows, K / 32)},
     };
     prepared *const p = PyMem_Malloc(sizeof *p);
     if (p == NULL)
@@ -852,9 +844,9 @@ PyObject *tk_q8_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t na
     if (K < 0 || !k_is_whole(K))
         return NULL;
     const wanted want[3] = {
-        {"q", 'b', 1, times(T, K)},
-        {"s", 'f', 1, times(T, K / 32)},
-        {"x", 'f', 0, times(T, K)},
+        {"q", 'b', 1, tk_times(T, K)},
+        {"s", 'f', 1, tk_times(T, K / 32)},
+        {"x", 'f', 0, tk_times(T, K)},
     };
     Py_buffer views[3];
     if (take(views, args + 1, want, 3) != 0)
@@ -904,11 +896,11 @@ static int region_of(
         PyErr_SetString(PyExc_ValueError, "q8_regions: the row was made without its functions for MXFP4");
         return -1;
     }
-    const int64_t nb = K / 32, groups = N / row->mr + (N % row->mr > 0), rows = times(groups, row->mr);
+    const int64_t nb = K / 32, groups = N / row->mr + (N % row->mr > 0), rows = tk_times(groups, row->mr);
     const wanted want[4] = {
-        {"y", 'f', 1, times(T, N)},
-        {mx4 ? "nib" : "w", mx4 ? 'B' : 'b', 0, times(rows, mx4 ? K / 2 : K)},
-        {mx4 ? "e" : "ws", mx4 ? 'B' : 'f', 0, times(rows, nb)},
+        {"y", 'f', 1, tk_times(T, N)},
+        {mx4 ? "nib" : "w", mx4 ? 'B' : 'b', 0, tk_times(rows, mx4 ? K / 2 : K)},
+        {mx4 ? "e" : "ws", mx4 ? 'B' : 'f', 0, tk_times(rows, nb)},
         {"bias", 'f', 0, N},
     };
     PyObject *const bias = given(field[BIAS]);
@@ -976,8 +968,8 @@ PyObject *tk_q8_py_regions(PyObject *self, PyObject *const *args, Py_ssize_t nar
     }
     PyObject *const x = given(args[1]);
     PyObject *const inputs[2] = {x != NULL ? x : args[2], args[3]};
-    const wanted of_x[1] = {{"x", 'f', 0, times(T, K)}};
-    const wanted of_acts[2] = {{"q", 'b', 0, times(T, K)}, {"s", 'f', 0, times(T, K / 32)}};
+    const wanted of_x[1] = {{"x", 'f', 0, tk_times(T, K)}};
+    const wanted of_acts[2] = {{"q", 'b', 0, tk_times(T, K)}, {"s", 'f', 0, tk_times(T, K / 32)}};
     const int input_count = x != NULL ? 1 : 2;
     Py_buffer input[2];
     if (take(input, inputs, x != NULL ? of_x : of_acts, input_count) != 0)

@@ -66,6 +66,11 @@ int64_t tk_part(int64_t total, int64_t parts, int64_t i)
     return total / parts * i + (i < larger ? i : larger);
 }
 
+int64_t tk_times(int64_t a, int64_t b)
+{
+    return a < 0 || b < 0 || (b > 0 && a > INT64_MAX / b) ? -1 : a * b;
+}
+
 int64_t tk_token_block(int64_t block, int64_t budget, int64_t each)
 {
     return clamp(budget / (each > 0 ? each : 1), 1, block > 1 ? block : 1);

@@ -40,6 +40,9 @@ tk_grid tk_cells(
  * first: a large part that is claimed last is waited for. */
 int64_t tk_part(int64_t total, int64_t parts, int64_t i);
 
+/* a * b for sizes; -1 where it does not fit or a factor is negative, so that a mistake runs through a chain. */
+int64_t tk_times(int64_t a, int64_t b);
+
 /* Tokens a block: at most `block`, fewer where `budget` bytes hold fewer of `each` bytes, and one at least. */
 int64_t tk_token_block(int64_t block, int64_t budget, int64_t each);
 

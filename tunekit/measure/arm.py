@@ -14,19 +14,16 @@ which row is in force in this process, or None where the kernel was never used. 
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tunekit.environment import for_child
 from tunekit.errors import GateError, told
 from tunekit.measure import gate
-from tunekit.measure.child import die_with
+from tunekit.measure.child import channel, load
 from tunekit.measure.confirm import Arm, ArmFailed, Times
 from tunekit.measure.fixtures import Chain
 from tunekit.measure.race import Deadline
@@ -37,16 +34,15 @@ SECONDS = 180.0
 Witness = Callable[[], "Mapping[str, Any] | None"]
 
 
-def serve(request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], None]) -> None:
+def serve(request: Mapping[str, Any], answer: Callable[..., None]) -> None:
     """Run the chain's parts in turns, one warm pass and then those that count."""
     try:
-        module, _, function = str(request["load"]).partition(":")
-        chain, witness = getattr(importlib.import_module(module), function)(*request["args"])
+        chain, witness = load(request["load"], request["args"])
         run = chain.prepare()
     except BaseException as error:
-        answer({"error": told(error)})
+        answer(error=told(error))
         return
-    answer({"ready": True})
+    answer(ready=True)
     times: dict[str, list[float]] = {part.name: [] for part in chain.parts}
     for count in range(1 + int(request["passes"])):
         for part in chain.parts:
@@ -54,7 +50,7 @@ def serve(request: Mapping[str, Any], answer: Callable[[Mapping[str, Any]], None
             often = run(part.name) or 1
             if count:
                 times[part.name].append((time.perf_counter() - start) / often)
-    answer({"times": times, "ran": witness()})
+    answer(times=times, ran=witness())
 
 
 def run_arm(
@@ -81,7 +77,7 @@ def run_arm(
         ArmFailed: it could not be started, died, hung, said nothing or nonsense, or ran something else.
     """
     environment = {
-        **gate.environment(),
+        **for_child(),
         "TUNEKIT_MODE": "normal",
         "TUNEKIT_MANIFEST": "",
         "TUNEKIT_POLICY": "fallback",
@@ -123,28 +119,13 @@ def _believe(answer: Mapping[str, Any], arm: Arm, chain: Chain) -> Times:
     return times
 
 
-@contextlib.contextmanager
-def _channel(number: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    os.set_inheritable(number, False)
-    with os.fdopen(number, "w", encoding="utf-8") as answers:
-
-        def answer(message: Mapping[str, Any]) -> None:
-            answers.write(json.dumps(message) + "\n")
-            answers.flush()
-
-        yield answer
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the process; see the module."""
-    number, parent = int(argv[0]), int(argv[1])
-    die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends this process itself
-    request = json.loads(sys.stdin.readline() or "null")
-    if not isinstance(request, dict):
-        return 1
-    with _channel(number) as answer:
-        serve(request, answer)
+    with channel(argv) as parent:
+        request = json.loads(parent.requests.readline() or "null")
+        if not isinstance(request, dict):
+            return 1
+        serve(request, parent.answer)
     return 0
 
 

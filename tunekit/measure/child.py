@@ -16,17 +16,19 @@ hangs while nobody watches (everywhere).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO
 
 from tunekit.errors import told
-from tunekit.measure.fixtures import BoundRow, Fixtures, GateCase, Regime
+from tunekit.measure.fixtures import BoundRow, GateCase, Regime
 
 PR_SET_PDEATHSIG = 1
 _FILE_LIMIT = 64 << 20  # bytes that a kernel gone wild may write to a file
@@ -80,11 +82,10 @@ def _describe(error: BaseException) -> str:
     return f"raised {told(error)}"
 
 
-def load(where: str, args: Sequence[str]) -> tuple[Mapping[str, BoundRow], Fixtures]:
-    """Call ``module:function`` with ``args``."""
+def load(where: str, args: Sequence[str]) -> Any:
+    """What ``module:function(*args)`` returns: rows by suffix and fixtures, or what an arm is to run."""
     module, _, function = where.partition(":")
-    found: tuple[Mapping[str, BoundRow], Fixtures] = getattr(importlib.import_module(module), function)(*args)
-    return found
+    return getattr(importlib.import_module(module), function)(*args)
 
 
 def die_with(parent: int) -> None:
@@ -98,6 +99,65 @@ def die_with(parent: int) -> None:
             pass
     if os.getppid() != parent:
         os._exit(1)
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A child's side of its :class:`tunekit.measure.gate.Process`.
+
+    Attributes:
+        requests: yields the parent's lines.
+        answers: takes ours.
+        also: the further descriptors that the parent gave.
+        pid: whose channel it is.
+    """
+
+    requests: TextIO
+    answers: TextIO
+    also: tuple[int, ...]
+    pid: int = field(default_factory=os.getpid)
+
+    def end_a_copy(self) -> None:
+        """End this process where a row forked and this is its copy of us: the parent hears one of us only."""
+        if os.getpid() != self.pid:
+            os._exit(1)
+
+    def answer(self, **message: Any) -> None:
+        """Tell the parent something."""
+        self.end_a_copy()
+        self.answers.write(json.dumps(message) + "\n")
+        self.answers.flush()
+
+
+@contextlib.contextmanager
+def channel(argv: Sequence[str]) -> Iterator[Channel]:
+    """Become a child of :class:`tunekit.measure.gate.Process`, whose arguments are in ``argv``.
+
+    The standard input and the channel are moved out of the way of whatever runs here. The process ends with its parent.
+    """
+    number, parent, *also = (int(text) for text in argv)
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends this process itself
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
+    for descriptor in (number, *also):
+        os.set_inheritable(descriptor, False)
+    try:
+        with requests, os.fdopen(number, "w", encoding="utf-8") as answers:
+            yield Channel(requests, answers, tuple(also))
+    except BrokenPipeError:
+        os._exit(1)  # the parent is gone; nobody is left to tell
+
+
+def set_alarm(timeout: float) -> None:
+    """End this process if a row takes much longer than ``timeout`` seconds.
+
+    Later than the parent's own timeout: it matters only when the parent no longer looks.
+    """
+    signal.alarm(math.ceil(timeout) + 5)
 
 
 def limit_memory(extra: int | None) -> None:
@@ -128,57 +188,39 @@ def limit_memory(extra: int | None) -> None:
     lower(resource.RLIMIT_AS, mapped + extra)
 
 
-def serve(requests: Any, answers: Any) -> None:
-    """Answer requests until they end. ``requests`` yields lines, ``answers`` takes text."""
-
-    def answer(**message: Any) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
-
-    setup = json.loads(requests.readline() or "{}")
+def serve(parent: Channel) -> None:
+    """Answer requests until they end."""
+    setup = json.loads(parent.requests.readline() or "{}")
     if "load" not in setup:
         return
     try:
         rows, fixtures = load(setup["load"], setup["args"])
         cases, regimes = list(fixtures.gates()), list(fixtures.regimes())
     except BaseException as error:
-        answer(error=told(error))
+        parent.answer(error=told(error))
         return
     limit_memory(setup["memory"])
-    answer(ready=True)
-    for line in requests:
+    parent.answer(ready=True)
+    for line in parent.requests:
         suffix = json.loads(line)["row"]
         row = rows.get(suffix)
         if row is None:
-            answer(row=suffix, verdict="the child process did not find this row")
+            parent.answer(row=suffix, verdict="the child process did not find this row")
             continue
 
         def begin(case: str, suffix: str = suffix) -> None:
-            # Later than the parent's own timeout: it matters only when the parent no longer looks.
-            signal.alarm(math.ceil(setup["timeout"]) + 5)
-            answer(row=suffix, case=case)
+            set_alarm(setup["timeout"])
+            parent.answer(row=suffix, case=case)
 
         verdict = run_gates(row, cases, regimes, begin, BaseException)
         signal.alarm(0)
-        answer(row=suffix, verdict=verdict)
+        parent.answer(row=suffix, verdict=verdict)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the process; see the module."""
-    number, parent = int(argv[0]), int(argv[1])
-    die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends this process itself
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, 0)
-    os.close(nowhere)
-    os.set_inheritable(number, False)
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as answers:
-            serve(requests, answers)
-    except BrokenPipeError:
-        os._exit(1)  # the parent is gone; nobody is left to tell
+    with channel(argv) as parent:
+        serve(parent)
     return 0
 
 

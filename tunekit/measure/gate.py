@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
+from tunekit.environment import for_child
 from tunekit.errors import FamilyError, GateError, told
 from tunekit.measure.child import load, run_gates
 from tunekit.measure.race import Deadline
@@ -88,12 +89,6 @@ class OutOfTime(Exception):
     """The deadline came while a row ran."""
 
 
-def environment() -> dict[str, str]:
-    """The environment of a child: it must import the very modules that this process did, wherever they were found."""
-    path = [str(Path(entry).absolute()) for entry in sys.path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
-
-
 _MARK = "TUNEKIT_CHILD"
 """In the environment of each child and of whatever it starts: by this they are found at its end."""
 
@@ -136,13 +131,14 @@ class Process:
         also: descriptors that it gets, too; their numbers are its further arguments.
 
     Attributes:
+        does: what it is there for, in words.
         awaits: what its end comes before, in words.
 
     Raises:
         GateError: no child can be started on this system.
     """
 
-    awaits = "the verdict"
+    does, awaits = "checks rows", "the verdict"
 
     def __init__(self, module: str, variables: Mapping[str, str], also: Sequence[int] = ()) -> None:
         self._buffer = b""
@@ -212,6 +208,25 @@ class Process:
             process.stdin.flush()
         except OSError:
             raise ChildDied(self._end()) from None
+
+    def load(self, job: Job, limits: Limits, **more: Any) -> None:
+        """Have it load the family; ``more`` goes with the request.
+
+        Raises:
+            FamilyError: it cannot; it was ended.
+        """
+        try:
+            self.send({"load": job.load, "args": list(job.args), "timeout": limits.row, **more})
+            first = self.receive(limits.start, Deadline(None))
+        except ChildDied as error:
+            self.kill()
+            raise FamilyError(f"the child process that {self.does} did not start: {error}") from error
+        except BaseException:
+            self.kill()
+            raise
+        if "error" in first:
+            self.kill()
+            raise FamilyError(f"the child process that {self.does} cannot load {':'.join(job.args)}: {first['error']}")
 
     def receive(self, timeout: float, deadline: Deadline) -> dict[str, Any]:
         """Its next answer.
@@ -298,19 +313,8 @@ class Child(Process):
     def __init__(self, job: Job, limits: Limits) -> None:
         self.limits = limits
         self.served = 0
-        super().__init__("tunekit.measure.child", {**environment(), "TUNEKIT_MODE": "tune"})
-        try:
-            self.send({"load": job.load, "args": list(job.args), "memory": limits.memory, "timeout": limits.row})
-            first = self.receive(limits.start, Deadline(None))
-        except ChildDied as error:
-            self.kill()
-            raise FamilyError(f"the child process that checks rows did not start: {error}") from error
-        except BaseException:
-            self.kill()
-            raise
-        if "error" in first:
-            self.kill()
-            raise FamilyError(f"the child process that checks rows cannot load {':'.join(job.args)}: {first['error']}")
+        super().__init__("tunekit.measure.child", {**for_child(), "TUNEKIT_MODE": "tune"})
+        self.load(job, limits, memory=limits.memory)
 
     def ask(self, suffix: str, deadline: Deadline, begin: Callable[[str], None]) -> str | None:
         """Run a row's gates; None or the reason of its rejection.

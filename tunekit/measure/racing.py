@@ -31,9 +31,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import IO, Any, Self
 
+from tunekit.environment import for_child
 from tunekit.errors import FamilyError, MalformedManifest, told
 from tunekit.measure import gate, race
-from tunekit.measure.child import die_with, limit_memory, load
+from tunekit.measure.child import Channel, channel, limit_memory, load, set_alarm
 from tunekit.measure.fixtures import BoundRow, Regime
 from tunekit.measure.race import Deadline, Plan, RaceResult, twin_of
 from tunekit.measure.record import read_as
@@ -187,7 +188,7 @@ class _Child(gate.Process):
         FamilyError: it cannot load the family.
     """
 
-    awaits = "the end of the race"
+    does, awaits = "races rows", "the end of the race"
 
     def __init__(self, job: gate.Job, limits: gate.Limits) -> None:
         self.job, self.limits = job, limits
@@ -195,20 +196,9 @@ class _Child(gate.Process):
         self._word: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._word.write(_WORD.pack(0, -1))
         self._word.flush()
-        variables = {**gate.environment(), "TUNEKIT_MODE": "tune"}
+        variables = {**for_child(), "TUNEKIT_MODE": "tune"}
         super().__init__("tunekit.measure.racing", variables, (self._word.fileno(),))
-        try:
-            self.send({"load": job.load, "args": list(job.args), "timeout": limits.row})
-            first = self.receive(limits.start, Deadline(None))
-        except gate.ChildDied as error:
-            self.kill()
-            raise FamilyError(f"the child process that races rows did not start: {error}") from error
-        except BaseException:
-            self.kill()
-            raise
-        if "error" in first:
-            self.kill()
-            raise FamilyError(f"the child process that races rows cannot load {':'.join(job.args)}: {first['error']}")
+        self.load(job, limits)
 
     def kill(self) -> None:
         super().kill()
@@ -422,22 +412,20 @@ class _Teller(race.Watch):
 
     alone = True  # SIGINT is ignored here: a KeyboardInterrupt is a row's own
 
-    def __init__(self, word: int, answer: Callable[..., None], timeout: float) -> None:
-        self.word, self.answer = word, answer
-        self.alarm = math.ceil(timeout) + 5
-        self.count, self.pid = 0, os.getpid()
+    def __init__(self, parent: Channel, timeout: float) -> None:
+        self.parent, self.timeout = parent, timeout
+        (self.word,) = parent.also
+        self.count = 0
         self.numbers: dict[str, int] = {}
 
     def turn(self, name: str) -> None:
-        if os.getpid() != self.pid:
-            os._exit(1)  # a row forked, and this is its copy of us
+        self.parent.end_a_copy()
         self.count += 1
         os.pwrite(self.word, _WORD.pack(self.count, self.numbers.get(name, -1)), 0)
-        # Later than the parent's own timeout: it matters only when the parent no longer looks.
-        signal.alarm(self.alarm)
+        set_alarm(self.timeout)
 
     def round(self, stage: str, times: Mapping[str, float], calls: Mapping[str, int]) -> None:
-        self.answer(round=stage, times=dict(times), calls=dict(calls))
+        self.parent.answer(round=stage, times=dict(times), calls=dict(calls))
 
 
 def _order(data: Mapping[str, Any]) -> Order:
@@ -445,34 +433,26 @@ def _order(data: Mapping[str, Any]) -> Order:
     return Order(**{**data, "plan": plan})
 
 
-def serve(requests: Any, answers: Any, word: int) -> None:
-    """Hold races until requests end. ``requests`` yields lines, ``answers`` takes text."""
-    own = os.getpid()
-
-    def answer(**message: Any) -> None:
-        if os.getpid() != own:
-            os._exit(1)
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
-
-    setup = json.loads(requests.readline() or "{}")
+def serve(parent: Channel) -> None:
+    """Hold races until requests end."""
+    setup = json.loads(parent.requests.readline() or "{}")
     if "load" not in setup:
         return
     try:
         rows, fixtures = load(setup["load"], setup["args"])
         regimes = {regime.name: regime for regime in fixtures.regimes()}
     except BaseException as error:
-        answer(error=told(error))
+        parent.answer(error=told(error))
         return
     limit_memory(None)
-    teller = _Teller(word, answer, setup["timeout"])
-    answer(ready=True)
-    for line in requests:
+    teller = _Teller(parent, setup["timeout"])
+    parent.answer(ready=True)
+    for line in parent.requests:
         order = _order(json.loads(line)["race"])
         absent = [row for row in order.rows if row not in rows]
         if absent or order.regime not in regimes:
             what = f"the row {absent[0]}" if absent else f"the regime {order.regime}"
-            answer(error=f"the child process did not find {what}")
+            parent.answer(error=f"the child process did not find {what}")
             continue
         teller.numbers = {name: number for number, name in enumerate([*order.rows, twin_of(order.base)])}
         deadline = Deadline(order.seconds)
@@ -482,30 +462,17 @@ def serve(requests: Any, answers: Any, word: int) -> None:
             regimes[order.regime],
             deadline,
             time.perf_counter,
-            lambda *words: answer(say=words),
+            lambda *words: parent.answer(say=words),
             teller,
         )
         signal.alarm(0)
-        answer(result=dataclasses.asdict(raced))
+        parent.answer(result=dataclasses.asdict(raced))
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the process; see the module."""
-    number, parent, word = (int(text) for text in argv[:3])
-    die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends this process itself
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, 0)
-    os.close(nowhere)
-    os.set_inheritable(number, False)
-    os.set_inheritable(word, False)
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as answers:
-            serve(requests, answers, word)
-    except BrokenPipeError:
-        os._exit(1)  # the parent is gone; nobody is left to tell
+    with channel(argv) as parent:
+        serve(parent)
     return 0
 
 

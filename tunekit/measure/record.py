@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
 
 from tunekit._manifest import RECORD_SCHEMA as SCHEMA
+from tunekit.cpu.brand import UNKNOWN
 from tunekit.errors import MalformedManifest
 
 
@@ -161,7 +162,7 @@ class RunRecord:
 
     scope: str
     box: dict[str, Any]
-    brand: str = "unknown"
+    brand: str = UNKNOWN
     seed: int = 0
     started: str = ""
     ended: str = ""
@@ -230,6 +231,6 @@ def merge(old: RunRecord | None, new: RunRecord) -> RunRecord:
     """A run's record together with the kernels that only an older run of the same scope on the same box covered."""
     if old is None or old.scope != new.scope or old.box != new.box:
         return new
-    if new.brand == "unknown":  # it was asked for on a busy box: the name that an older run found is the same machine's
+    if new.brand == UNKNOWN:  # it was asked for on a busy box: the name that an older run found is the same machine's
         new = dataclasses.replace(new, brand=old.brand)
     return dataclasses.replace(new, digests={**old.digests, **new.digests}, kernels={**old.kernels, **new.kernels})

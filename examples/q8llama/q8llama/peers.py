@@ -2,13 +2,15 @@
 """q8llama beside llama.cpp and ik_llama.cpp, on the same Q8_0 file, in turns in one run.
 
     python -m q8llama.peers --llama INCLUDE:LIBRARIES --ik INCLUDE:LIBRARIES [--threads 1 2] [--shapes 135M 1B]
+    python -m q8llama.peers --llama INCLUDE:LIBRARIES --texts 3000
 
 INCLUDE is one or more folders with ``llama.h`` and ``ggml.h``, separated by commas; LIBRARIES those with
 ``libllama.so`` and its ggml. A small C program is compiled against each and driven through a pipe; it lives in a
 process of its own, as q8llama does, and whoever's turn it is not waits. Each turn is a prompt of 512 tokens from an
 empty cache to the logits of its last token, then 32 tokens one by one. Rates are of the best turn, and so is the ratio;
 in brackets the median of the rounds' own ratios. The file is SmolLM2's with all matrices in Q8_0, or random weights in
-the shapes of a model of a billion parameters.
+the shapes of a model of a billion parameters. With ``--texts`` nothing is timed: each side reads so many random texts,
+and a text whose tokens are not q8llama's is printed; the exit status is 1 then.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -27,26 +30,18 @@ from typing import IO, Any
 
 import numpy as np
 
-from q8llama.gguf import File, _Head
-from q8llama.model import installed_model
+from q8llama.model import installed_model, read_file
+from q8llama.tokens import Tokenizer
+from tunekit.q8 import gguf
 
 PROMPT, ANSWER = 512, 32
 LARGE = {"block_count": 16, "embedding_length": 2048, "feed_forward_length": 8192, "attention.head_count": 32}
 LARGE |= {"attention.head_count_kv": 8, "rope.dimension_count": 64}
 
 
-def _entries(file: File) -> dict[str, bytes]:
+def _entries(file: gguf.File) -> dict[str, bytes]:
     """The metadata's entries as they stand in the file."""
-    head = _Head(file._map, file.path)
-    head.take(8)
-    head.count("tensors")
-    found = {}
-    for _ in range(head.count("entries")):
-        begin = head.at
-        name = head.text()
-        head.value(int(head.number("I")))
-        found[name] = file._map[begin : head.at]
-    return found
+    return {name: file.entry(name) for name in file.metadata}
 
 
 def _text(text: str) -> bytes:
@@ -73,9 +68,9 @@ def whole_q8_0(source: Path, path: Path) -> Path:
     """The model with every matrix in Q8_0."""
     from tunekit import q8
 
-    with File(source) as file:
+    with gguf.read(source) as file:
         entries = {**_entries(file), "general.file_type": _text("general.file_type") + struct.pack("<II", 4, 7)}
-        tensors = list(file)
+        tensors = list(file.tensors.values())
 
         def sized() -> Listed:
             found = []
@@ -90,7 +85,7 @@ def whole_q8_0(source: Path, path: Path) -> Path:
                 if t.type == "Q8_0":
                     yield t.raw.tobytes()
                 else:
-                    values = t.floats(0, t.shape[0]).reshape(t.shape)
+                    values = t.floats()
                     yield q8.pack(values).to_q8_0() if len(t.shape) == 2 else values.tobytes()
 
         _write(path, entries, sized(), data())
@@ -99,7 +94,7 @@ def whole_q8_0(source: Path, path: Path) -> Path:
 
 def large_q8_0(source: Path, path: Path) -> Path:
     """Random weights in the shapes of Llama 3.2 1B, with another model's vocabulary."""
-    with File(source) as file:
+    with gguf.read(source) as file:
         entries = _entries(file)
         vocabulary = file.tensors["token_embd.weight"].shape[0]
     for name, value in LARGE.items():
@@ -141,19 +136,26 @@ class Side:
         assert stream is not None
         return stream.readline()
 
-    def ask(self, what: str, count: int) -> float:
+    def _ask(self, what: str, text: bytes) -> str:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{what} {count}\n")
-        self._process.stdin.flush()
+        self._process.stdin.buffer.write(text)
+        self._process.stdin.buffer.flush()
         said = self._line()
         if not said:
             raise OSError(f"{self.name} died at {what} (exit status {self._process.wait()})")
-        return float(said)
+        return said
+
+    def ask(self, what: str, count: int) -> float:
+        """Seconds that ``prefill`` or ``decode`` of so many tokens took."""
+        return float(self._ask(what, f"{what} {count}\n".encode()))
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        raw = text.encode()
+        return [int(token) for token in self._ask("tokens", f"tokens {len(raw)}\n".encode() + raw).split()]
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
 
 def compiled(place: str, folder: Path, name: str, *flags: str) -> str:
@@ -215,6 +217,43 @@ def report(shape: str, threads: int, found: dict[str, dict[str, list[float]]]) -
     return lines
 
 
+WORDS = (
+    "the", " quick", "'s", "'re", "'LL", " don't", "\n", "\r\n", "\t", "  ", "    ", " \n ", "1234", " 3.14", "x²",
+    "日本語", "\u00a0", "\u3000", "\u200b", "e\u0301", "<|im_end|>", "def f(x):", " привет", "🙂", "👩\u200d💻", " -- ",
+)  # fmt: skip
+BLOCKS = ((0x20, 0x7F), (0x01, 0x250), (0x370, 0xE80), (0x2000, 0x2C00), (0x3000, 0xD7A4), (0xF900, 0x20000))
+"""Ranges of characters, each as likely as another."""
+
+
+def random_text(number: int) -> str:
+    """A text of words, blanks and characters of many scripts; the same one for a number everywhere."""
+    rng = np.random.default_rng([11, number])
+    parts: list[str] = []
+    for _ in range(int(rng.integers(1, 40))):
+        if rng.random() < 0.4:
+            parts.append(WORDS[int(rng.integers(len(WORDS)))])
+        else:
+            drawn = map(chr, rng.integers(*BLOCKS[int(rng.integers(len(BLOCKS)))], int(rng.integers(1, 6))))
+            # What has no meaning yet is a letter in one version of Unicode and nothing in another.
+            parts += (c for c in drawn if unicodedata.category(c) != "Cn")
+    return "".join(parts)
+
+
+def compare(sides: list[Side], tokenizer: Tokenizer, count: int) -> int:
+    """Print what differs from q8llama's tokens in so many random texts; how many texts did."""
+    differ = dict.fromkeys((side.name for side in sides), 0)
+    for number in range(count):
+        text = random_text(number)
+        ours = tokenizer.encode(text, first=False)
+        for side in sides:
+            if (theirs := side.tokens(text)) != ours:
+                differ[side.name] += 1
+                print(f"text {number} {text!r}: q8llama {ours}, {side.name} {theirs}")
+    for name, found in differ.items():
+        print(f"{count - found} of {count} random texts have the tokens of {name}")
+    return sum(differ.values())
+
+
 def main() -> int:
     """Run the command."""
     if sys.argv[1:2] == ["--serve"]:
@@ -226,9 +265,12 @@ def main() -> int:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--shapes", nargs="+", default=["135M", "1B"], choices=["135M", "1B"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--texts", type=int, metavar="N", help="compare the tokens of N random texts instead")
     parser.add_argument("--folder", type=Path, help="where the files are kept (default: a temporary one)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.texts is not None and (options.texts < 1 or not (options.llama or options.ik)):
+        parser.error("--texts takes a number of texts, and --llama or --ik to hold them against")
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)
@@ -238,6 +280,15 @@ def main() -> int:
             programs["llama.cpp"] = compiled(options.llama, Path(scratch), "llama")
         if options.ik:
             programs["ik_llama.cpp"] = compiled(options.ik, Path(scratch), "ik", "-DIK")
+        if options.texts:
+            path = installed_model()
+            with read_file(path) as file:
+                tokenizer = Tokenizer(file.metadata, path)
+            sides = [Side(n, [p, str(path), "1", "512"]) for n, p in programs.items()]
+            differ = compare(sides, tokenizer, options.texts)
+            for side in sides:
+                side.close()
+            return 1 if differ else 0
         print(f"shape threads side{'prefill':>17}{'decode':>19}")
         for shape in options.shapes:
             path = folder / f"{shape}-Q8_0.gguf"

@@ -148,7 +148,10 @@ def _attend(name: str, tokens: int, group: int, first: int, j0: int, j1: int, hd
 
 
 def attend_samples() -> list[Any]:
-    """For :data:`q8llama.kernels.attend`; the first that is timed, a block of a prompt, decides."""
+    """For :data:`q8llama.kernels.attend`: odd numbers of everything, and what prefill and decode do.
+
+    The first that is timed, a block of a prompt, decides.
+    """
     from tunekit.measure.fixtures import Sample
 
     found = [
@@ -171,7 +174,7 @@ def attend_samples() -> list[Any]:
 
 
 def gates_samples() -> list[Any]:
-    """For :data:`q8llama.kernels.swiglu` and its companions."""
+    """For :data:`q8llama.kernels.swiglu` and its companions: tails, extremes, and a token of a small model."""
     from tunekit.measure.fixtures import Sample
 
     found = []

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from q8llama.gguf import File
+
+from tunekit.q8 import gguf
 
 
 class Plain:
     """The model of a GGUF file, all weights in float32."""
 
     def __init__(self, path: Path) -> None:
-        with File(path) as file:
+        with gguf.read(path) as file:
             self.meta = {k: v for k, v in file.metadata.items() if k.startswith("llama.")}
-            self.w = {t.name: t.floats(0, 1 << 30).reshape(t.shape).copy() for t in file}
+            self.w = {name: t.floats() for name, t in file.tensors.items()}
 
     def number(self, name: str) -> Any:
         return self.meta[f"llama.{name}"]

@@ -40,6 +40,7 @@ CASES: dict[str, tuple[Callable[[], bytes], str]] = {
     "a header alone": (lambda: b"GGUF", "cut short"),
     "version 1": (lambda: b"GGUF\x01\0\0\0" + bytes(16), "version 1"),
     "too many tensors": (lambda: b"GGUF\x03\0\0\0" + b"\xff" * 16, "claims 18446744073709551615 tensors"),
+    "text that is none": (lambda: make.encode(make.metadata(), make.tensors()).replace(b"<extra1>", b"\xffextra1>"), "text that is no UTF-8"),
     "another architecture": (lambda: changed(general__architecture="qwen2"), "'qwen2'; 'llama' is known"),
     "no extents": (lambda: changed(llama__block_count=None), "no llama.block_count"),
     "an extent of text": (lambda: changed(llama__block_count="two"), "'two'"),
