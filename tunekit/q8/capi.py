@@ -29,5 +29,5 @@ def capsule() -> Any:
             maker = f"tunekit {__version__} in {kernel.file}"
             source = kernels.q8q8.choice().source
             layout = row.layout
-            _made.append(row.core.q8_api(row.row, layout.kgroup, layout.bias, maker, row.suffix, source))
+            _made.append(row.core.q8_api(row.row, layout.kgroup, layout.nibble_kgroup, layout.bias, maker, row.suffix, source))
         return _made[0]
