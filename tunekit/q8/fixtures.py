@@ -432,23 +432,24 @@ def _mx4_tile(bound: BoundRow, kind: str, nb: int) -> str | None:
     room = int(bound.call("q8q8_mx4_room", nb))
     if room < 0:
         return f"mx4_room({nb}) is {room}"
-    for ng in sorted({1, min(groups, 2), groups}):
+    rooms: dict[int, NDArray[np.uint8]] = {}
+    for ng in {1, min(groups, 2), groups}:
         buffer = aligned(ng * room + 128, np.uint8)
         buffer[...] = 0x5A
-        own = buffer[64 : 64 + ng * room]
-        bound.call("q8q8_mx4_expand", own, nib, e, nb, ng)
+        rooms[ng] = buffer[64 : 64 + ng * room]
+        bound.call("q8q8_mx4_expand", rooms[ng], nib, e, nb, ng)
         if (buffer[:64] != 0x5A).any() or (buffer[64 + ng * room :] != 0x5A).any():
             return f"expansion of {ng} groups of {nb} blocks wrote outside its room"
-        width = ng * layout.mr
-        ldy = width + 5
-        bound.call("q8q8_amx_cfg")
-        for nt in _widths(step):
-            for t0 in sorted({0, 1, tokens - nt}):
-                y = Guarded((nt - 1) * ldy + width)
-                bound.call("q8q8_mx4_tile", y.inner, ldy, nib, e, own, xa, tokens, t0, nt, nb, ng)
-                name = f"MXFP4 tile of {nt} tokens from {t0}, {ng} groups"
-                if reason := y.check(name, data.y[t0 : t0 + nt, :width], ldy, width):
-                    return reason
+    bound.call("q8q8_amx_cfg")
+    for nt in _widths(step):
+        for t0, ng in ((0, groups), (1, 1), (tokens - nt, min(groups, 2))):
+            width = ng * layout.mr
+            ldy = width + 5
+            y = Guarded((nt - 1) * ldy + width)
+            bound.call("q8q8_mx4_tile", y.inner, ldy, nib, e, rooms[ng], xa, tokens, t0, nt, nb, ng)
+            name = f"MXFP4 tile of {nt} tokens from {t0}, {ng} groups"
+            if reason := y.check(name, data.y[t0 : t0 + nt, :width], ldy, width):
+                return reason
     return None
 
 
