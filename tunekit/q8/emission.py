@@ -267,18 +267,19 @@ def _mx4(unit: Unit) -> list[Count]:
     exactly = Count.exactly
 
     def products(function: str, count: int, tokens: int) -> list[Count]:
+        folds = vectors(row) * tokens
         counts = [
             exactly(function, lookups, codes, what="look-ups"),
             exactly(function, product, count, what=f"{product}, each product"),
             exactly(function, product, count, _REGISTERS[leg(row).width], f"{product} on {leg(row).width} bits"),
             exactly(function, " ".join(w for w in DOTS if w not in own), 0, what="other legs' products"),
-            exactly(function, "fmla" if arm else "vfmadd*ps", vectors(row) * tokens, what="fused multiply-adds of the fold"),
-            exactly(function, "scvtf ucvtf fcvt*" if arm else "*cvt*", vectors(row) * tokens, what="conversions"),
+            exactly(function, "fmla" if arm else "vfmadd*ps", folds, what="fused multiply-adds of the fold"),
+            exactly(function, "scvtf ucvtf fcvt*" if arm else "*cvt*", folds, what="conversions"),
             exactly(function, " ".join(SIGNS), 0, what="sign operations"),
             exactly(function, CALLS, 0, what="calls"),
         ]
         if dot in PAIRS:
-            counts.append(exactly(function, "vpmaddwd", vectors(row) * tokens, what="sums widened once a block"))
+            counts.append(exactly(function, "vpmaddwd", folds, what="sums widened once a block"))
         return counts
 
     counts = [*products(gemv, mx4_dots(row), 1), Count(gemv, SPILLS, 0, 0 if in_chain(row) else codes // 2)]

@@ -173,7 +173,7 @@ def q8q8_mx4_room(nb: tk.i32) -> tk.i64:
 
 @tk.companion
 def q8q8_mx4_expand(room: tk.Out[tk.u8], nib: tk.In[tk.u8], e: tk.In[tk.u8], nb: tk.i32, ng: tk.i32) -> None:
-    """Before the tiles of ``ng`` groups of MXFP4 weights: fill ``room``, ``ng * q8q8_mx4_room(nb)`` bytes, 64-byte aligned."""
+    """Before the tiles of ``ng`` groups of MXFP4 weights: fill their ``room``, 64-byte aligned."""
     codes, scales = _weights(nib, e, nb, ng)
     w, ws = _expanded(room, nb, ng)
     w[...], ws[...] = codes, scales
@@ -200,7 +200,7 @@ def q8q8_mx4_tile(
     nb: tk.i32,
     ng: tk.i32,
 ) -> None:
-    """As :func:`q8q8`, from MXFP4 weights: nibble and exponent planes in the row's layout, or what was expanded of them.
+    """As :func:`q8q8`, from MXFP4 weights: nibble and exponent planes in the row's layout, or their expansion.
 
     ``room`` is what :func:`q8q8_mx4_expand` made of the same ``ng`` groups; a row whose room is 0 does not look at it.
     """

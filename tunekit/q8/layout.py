@@ -8,12 +8,12 @@ load meets the same few k of several rows; the scale of block bi of row r is flo
 bytes are stored as ``w ^ 0x80``. N is padded to a whole number of groups by rows of zero weights and zero scales:
 no kernel needs a second, row-major path for the last rows, whose order of additions could differ.
 
-**Nibbles.** MXFP4 weights stand in k-groups of ``nibble_kgroup``, 4 or 8: what looks them up multiplies bytes, by fours at
-least. Block bi of group g is 16*mr bytes at byte (g*nb + bi)*16*mr. For k < 16, its byte kg*kgroup*mr + r*kgroup + j
-holds weights k = kg*kgroup + j (low nibble) and k + 16 (high) of row r, which are the two that ggml's block keeps in its
-byte k. So where the Q8 plane has the same k-groups, the low nibble of the byte at offset o of a block belongs at offset o
-of the Q8 plane's block, and the high one at o + 16*mr. The exponent of block bi of row r is byte (g*nb + bi)*mr + r.
-Nibbles are not biased; what looks them up or expands them adds the bias.
+**Nibbles.** MXFP4 weights stand in k-groups of ``nibble_kgroup``, 4 or 8: what looks them up multiplies bytes, by
+fours at least. Block bi of group g is 16*mr bytes at byte (g*nb + bi)*16*mr. For k < 16, its byte
+kg*kgroup*mr + r*kgroup + j holds weights k = kg*kgroup + j (low nibble) and k + 16 (high) of row r, which are the two
+that ggml's block keeps in its byte k. So where the Q8 plane has the same k-groups, the low nibble of the byte at offset
+o of a block belongs at offset o of the Q8 plane's block, and the high one at o + 16*mr. The exponent of block bi of row
+r is byte (g*nb + bi)*mr + r. Nibbles are not biased; what looks them up or expands them adds the bias.
 
 :func:`pack_plane` and :func:`pack_nibbles` alone write these layouts, and ask the schema for every stride.
 """
