@@ -48,9 +48,13 @@ extern void @tile@(float *, int64_t, const int8_t *, const float *, const uint8_
                    int32_t);
 extern void @gemv@(float *, const int8_t *, const float *, const uint8_t *, int64_t, int64_t, int32_t, int32_t);
 extern void @mx4_gemv@(float *, const uint8_t *, const uint8_t *, const uint8_t *, int64_t, int64_t, int32_t, int32_t);
+extern int64_t @mx4_room@(int32_t);
+extern void @mx4_expand@(uint8_t *, const uint8_t *, const uint8_t *, int32_t, int32_t);
+extern void @mx4_tile@(float *, int64_t, const uint8_t *, const uint8_t *, const uint8_t *, const uint8_t *, int64_t,
+                       int64_t, int32_t, int32_t, int32_t);
 static float x[T * K], s[T * NB], ws[N * NB], y[T * N];
 static int8_t q[T * K] __attribute__((aligned(64))), w[N * K + 4096] __attribute__((aligned(64)));
-static uint8_t nib[N * K + 4096] __attribute__((aligned(64))), e[N * NB + 4096], *xa;
+static uint8_t nib[N * K + 4096] __attribute__((aligned(64))), e[N * NB + 4096], *xa, *room;
 #define MEASURED __attribute__((noinline, used)) void
 MEASURED measured_quantize(void) { @quantize@(q, s, x, 0, T, NB); }
 MEASURED measured_prepare(void) { @prepare@(xa, q, s, T, 0, T, NB); }
@@ -59,6 +63,11 @@ MEASURED measured_tile(void) {
 }
 MEASURED measured_gemv(void) { @gemv@(y, w, ws, xa, T, 0, NB, NG); }
 MEASURED measured_mx4_gemv(void) { @mx4_gemv@(y, nib, e, xa, T, 0, NB, NG); }
+MEASURED measured_mx4_tile(void) {
+    @mx4_expand@(room, nib, e, NB, NG);
+    for (int t = 0; t < T; t += STEP)
+        @mx4_tile@(y + t * N, N, nib, e, room, xa, T, t, T - t < STEP ? T - t : STEP, NB, NG);
+}
 int main(void) {
     uint32_t r = 1;
     for (int i = 0; i < T * K; i++) x[i] = (float)(int32_t)(r = r * 1664525u + 1013904223u) / 1e9f;
@@ -67,11 +76,13 @@ int main(void) {
     for (int i = 0; i < N * K / 2; i++) nib[i] = (uint8_t)((r = r * 1664525u + 1013904223u) >> 24);
     xa = aligned_alloc(64, (size_t)(@acts_bytes@(T, NB) + 63) / 64 * 64);
     memset(xa, 0, (size_t)@acts_bytes@(T, NB));
+    room = aligned_alloc(64, (size_t)@mx4_room@(NB) * NG + 64 & -64);
     measured_quantize();
     measured_prepare();
     measured_tile();
     measured_gemv();
     measured_mx4_gemv();
+    measured_mx4_tile();
     return 0;
 }
 """

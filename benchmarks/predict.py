@@ -79,6 +79,10 @@ def stand_in(proof: Any, word: str) -> tuple[Any, int] | None:
     return (best[1], best[0]) if best[0] else None
 
 
+FUNCTIONS = {"tile": "_q8q8__", "gemv": "_q8q8_gemv__", "mxfp4 tile": "_q8q8_mx4_tile__", "mxfp4": "_q8q8_mx4_gemv__"}
+"""What is predicted, and what the names of its functions hold."""
+
+
 def predictions(mca: str, rows: list[str], compilers: list[str]) -> list[dict[str, Any]]:
     """Of each object of each row: multiply-accumulates a cycle of tile and GEMV, by CPU; None where it cannot say."""
     found = []
@@ -86,7 +90,7 @@ def predictions(mca: str, rows: list[str], compilers: list[str]) -> list[dict[st
         if proof.problem:
             continue
         entry: dict[str, Any] = {"row": proof.row, "features": list(proof.features), "compiler": proof.compiler}
-        for what, word in (("tile", "_q8q8__"), ("gemv", "_q8q8_gemv__"), ("mxfp4", "_q8q8_mx4_gemv__")):
+        for what, word in FUNCTIONS.items():
             loop = stand_in(proof, word)
             for cpu in CPUS[proof.arch]:
                 rate = None
@@ -115,15 +119,15 @@ def runs_on(features: Any, cpu: str) -> bool:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """Markdown; tile, GEMV and MXFP4 GEMV in each cell."""
+    """Markdown; tile, GEMV, MXFP4 tile (where it is one of its own) and MXFP4 GEMV in each cell."""
     cpus = [cpu for cpus in CPUS.values() for cpu in cpus]
     lines = ["| row | compiled for | " + " | ".join(cpus) + " |", "|---|---|" + "---|" * len(cpus)]
     for entry in found:
         cells = []
         for cpu in cpus:
             rates = entry.get(cpu, {})
-            shown = " / ".join("-" if rates.get(w) is None else f"{rates[w]:g}" for w in ("tile", "gemv", "mxfp4"))
-            cells.append("" if all(rates.get(w) is None for w in ("tile", "gemv", "mxfp4")) else shown)
+            shown = " / ".join("-" if rates.get(what) is None else f"{rates[what]:g}" for what in FUNCTIONS)
+            cells.append("" if all(rates.get(what) is None for what in FUNCTIONS) else shown)
         lines.append(f"| `{entry['row']}` | {','.join(entry['features']) or 'baseline'} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

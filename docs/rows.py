@@ -90,24 +90,24 @@ clang's)."""
 PREDICTED = """
 ## Predicted for CPUs that are not here
 
-Multiply-accumulates a cycle of a row's widest tile / its GEMV of most streams / its MXFP4 GEMV, as LLVM 19's llvm-mca
-predicts them of what gcc 12 makes (`python benchmarks/predict.py`). No measurements: every load hits the first cache, and
-where a CPU was here the model was off: 17 for the int16 tile on Zen 3 and 22 for VNNI's of 512 bits on Zen 4, where 22
-and 47 were measured. It ranks loops on one core.
+Multiply-accumulates a cycle of a row's widest tile / its GEMV of most streams / its MXFP4 tile, where it looks nibbles
+up / its MXFP4 GEMV, as LLVM 19's llvm-mca predicts them of what gcc 12 makes (`python benchmarks/predict.py`). No
+measurements: every load hits the first cache, and where a CPU was here the model was off: 17 for the int16 tile on Zen 3
+and 22 for VNNI's of 512 bits on Zen 4, where 22 and 47 were measured. It ranks loops on one core.
 
 | row | compiled for | znver3 | znver4 | sapphirerapids | neoverse-v2 | apple-m1 |
 |---|---|---|---|---|---|---|
-| `dot_maddubs_width256_mr8_kstep2` | avx2,fma | 22 / 18.9 / 27.2 | 22 / 18.9 / 24.4 | 17.3 / 14.4 / 24.8 |  |  |
-| `dot_madd16_width256_mr16_kstep1_nr5_gstreams4_gahead0` | avx2,fma | 17.2 / 9 / 11.2 | 17.2 / 9 / 10.1 | 18.1 / 15.2 / 12 |  |  |
-| `dot_vpdpbusd_width256_mr8_kstep2_gkstep2_bias128` | avx2,fma,avxvnni |  |  | 46.1 / 32.4 / 20 |  |  |
-| `dot_vpdpbusd_width256_mr8_kstep2_gkstep2_bias128` | avx2,fma,avx512vnni,avx512vl |  | 13.5 / 14.9 / 10.1 | 46.1 / 32.4 / 20 |  |  |
-| `dot_vpdpbusd_width512_mr16_kstep2_gkstep2_bias128` | avx512f,avx512bw,avx512vnni |  | 20.9 / 19.6 / 15.9 | 46.4 / 45.8 / 26.4 |  |  |
-| `dot_vpdpbusd_width256_mr16_kstep1_nr6_gkstep2_bias128` | avx2,fma,avxvnni |  |  | 46.3 / 42 / 20.4 |  |  |
-| `dot_vpdpbusd_width256_mr16_kstep1_nr6_gkstep2_bias128` | avx2,fma,avx512vnni,avx512vl |  | 12.7 / 15 / 10.2 | 46.4 / 41.9 / 20.4 |  |  |
-| `dot_vpdpbusd_width512_mr32_kstep1_nr4_gkstep2_bias128` | avx512f,avx512bw,avx512vnni |  | 21.8 / 22 / 17.2 | 46.5 / 46.3 / 27.4 |  |  |
-| `kstep2` | dotprod |  |  |  | 38.8 / 30.3 / 13.9 | 31.5 / 18.9 / 10.7 |
-| `mr8_kstep1_nr4` | dotprod |  |  |  | 37.7 / 35.5 / 13.9 | 30.6 / 21.8 / 10.7 |
-| `dot_smmla_mr8_kstep1_nr4` | dotprod,i8mm |  |  |  | 50.2 / 23.4 / 12.5 |  |"""  # noqa: E501
+| `dot_maddubs_width256_mr8_kstep2` | avx2,fma | 22 / 18.9 / 26 / 15.7 | 22 / 18.9 / 24.3 / 14.2 | 17.3 / 14.4 / 27.1 / 15.7 |  |  |
+| `dot_madd16_width256_mr16_kstep1_nr5_gstreams4_gahead0` | avx2,fma | 17.2 / 9 / 28.7 / 17.9 | 17.2 / 9 / 29.2 / 15.9 | 18.1 / 15.2 / 27.4 / 16.4 |  |  |
+| `dot_vpdpbusd_width256_mr8_kstep2_gkstep2_bias128` | avx2,fma,avxvnni |  |  | 46.1 / 32.4 / 37.8 / 19 |  |  |
+| `dot_vpdpbusd_width256_mr8_kstep2_gkstep2_bias128` | avx2,fma,avx512vnni,avx512vl |  | 13.5 / 14.9 / 13.4 / 9.9 | 46.1 / 32.4 / 37.5 / 18.9 |  |  |
+| `dot_vpdpbusd_width512_mr16_kstep2_gkstep2_bias128` | avx512f,avx512bw,avx512vnni |  | 20.9 / 19.6 / 20.2 / 15.8 | 46.4 / 45.8 / 39.2 / 25.1 |  |  |
+| `dot_vpdpbusd_width256_mr16_kstep1_nr6_gkstep2_bias128` | avx2,fma,avxvnni |  |  | 46.3 / 42 / 39.1 / 20.2 |  |  |
+| `dot_vpdpbusd_width256_mr16_kstep1_nr6_gkstep2_bias128` | avx2,fma,avx512vnni,avx512vl |  | 12.7 / 15 / 13.5 / 10.2 | 46.4 / 41.9 / 40.3 / 20.2 |  |  |
+| `dot_vpdpbusd_width512_mr32_kstep1_nr4_gkstep2_bias128` | avx512f,avx512bw,avx512vnni |  | 21.8 / 22 / 22 / 17.1 | 46.5 / 46.3 / 37.9 / 25.9 |  |  |
+| `kstep2` | dotprod |  |  |  | 38.8 / 30.3 / - / 13.9 | 31.5 / 18.9 / - / 10.7 |
+| `mr8_kstep1_nr4` | dotprod |  |  |  | 37.7 / 35.5 / - / 13.9 | 30.6 / 21.8 / - / 10.7 |
+| `dot_smmla_mr8_kstep1_nr4` | dotprod,i8mm |  |  |  | 50.2 / 23.4 / - / 12.5 |  |"""  # noqa: E501
 
 MEASURED = """
 ## Measured, and what came of it
@@ -133,7 +133,20 @@ measured limit of two multiplies a cycle was 96 to 103 GMAC/s. Kernel: one group
 | in one stream, 1344 ahead | 34.2, 45.2, 22.7, 13.2 | loses a quarter from L3 |
 | weight scales of 16 bits, f16 (timing only; four streams) | of 1, 4, 256 MiB: 51.6 against 53.0, 48.5 against 48.8, 23.6 to 24.0 against 20.3 to 21.2 | a sixth from DRAM, but a matrix whose scales are no halves would need another row: not written |
 | rows that a retune never chose: int16 leg with 8 rows by 6 and 8 tokens, four blocks an iteration, two blocks a step of the GEMV; sign trick with 8 rows by 5 and 8 tokens, four blocks, two blocks a step (`python -m tunekit.retune`, tile against the row then first) | 0.79, 0.84, 0.95, 0.95; 0.94, 0.94, 0.90, 0.96 | pruned; rows like them remain, and the seeds' rows |
-| 128 KiB of weights at a time instead of 16 | whole products of 64 tokens: 2048x512 65.3 to 67.8, 2048x2048 60.9 to 62.9, 2048x8192 48.1 to 50.9 (noisy) | taken |"""  # noqa: E501
+| 128 KiB of weights at a time instead of 16 | whole products of 64 tokens: 2048x512 65.3 to 67.8, 2048x2048 60.9 to 62.9, 2048x8192 48.1 to 50.9 (noisy) | taken |
+
+## Measured on Zen 4, with AVX512-VNNI
+
+Two vCPUs of a Zen 4 guest, gcc 12, one lane, best of many in turns with the tree before it, all else on the box stopped;
+whole products from float32. MXFP4 weights, GMAC/s:
+
+| row | tokens | expanded before the tile | looked up in it | |
+|---|---|---|---|---|
+| `dot_madd16_width256_mr16_kstep1_nr5_gstreams4_gahead0` | 1, 4 | 46, 46 | 66, 109 | its GEMV had to bring int16 codes to bytes |
+| | 8, 16, 64 | 64, 69, 74 | 109, 109, 111 | taken: 1.5 to 1.7 |
+| `dot_vpdpbusd_width512_mr32_kstep1_nr4_gkstep2_bias128` | 4, 8, 16, 64 | 89, 132, 146, 166 | 173, 173, 173, 173 | taken: 1.0 to 1.9 |
+| `dot_vpdpbusd_width512_mr16_kstep2_gkstep2_bias128` | 4, 8, 16, 64 | 82, 125, 142, 158 | 171, 171, 170, 166 | taken: 1.05 to 2.1 |
+| `dot_vpdpbusd_width256_mr16_kstep1_nr6_gkstep2_bias128` | 4, 8, 16, 64 | 72, 124, 147, 167 | 141, 141, 147, 152 | taken: 0.9 by 64 tokens, and 1.0 to 2 by fewer |"""  # noqa: E501
 
 CONTRACTS = {
     "maddubs": "`|w|` times `sign(w)*x`: any w; activations in [-127, 127]. A pair sums to at most 32512: no "

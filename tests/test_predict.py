@@ -45,7 +45,11 @@ def test_every_loop_is_taken_by_the_cpus_that_could_run_it(predict: Any) -> None
         assert not entry.get("problems"), entry["problems"]
         for cpu in predict.CPUS[arch]:
             # More than a multiply-accumulate, and less than four of 512 bits, a cycle.
-            assert all(1 < rate < 256 for rate in entry[cpu].values()), entry
+            for what, rate in entry[cpu].items():
+                if what == "mxfp4 tile" and not grid.looks_up(row):
+                    assert rate is None  # it has none of its own
+                else:
+                    assert 1 < rate < 256, entry
         assert not any(cpu in entry for other in predict.CPUS if other != arch for cpu in predict.CPUS[other])
     shown = predict.table(found)
     assert shown.count("\n") == len(found) + 1 and all(f"`{row}`" in shown for row in {e["row"] for e in found})

@@ -142,8 +142,8 @@ def test_nibble_plane_is_the_schema(layout: Layout, n: int, k: int) -> None:
         for block in range(nb):
             want_e[(group * nb + block) * mr + r] = exponents[row, block]
             for i in range(16):
-                kg, j = divmod(i, layout.kgroup)
-                at = (group * nb + block) * 16 * mr + kg * layout.kgroup * mr + r * layout.kgroup + j
+                kg, j = divmod(i, layout.nibble_kgroup)
+                at = (group * nb + block) * 16 * mr + (kg * mr + r) * layout.nibble_kgroup + j
                 want[at] = nibbles[row, block * 16 + i]
     np.testing.assert_array_equal(nib, want)
     np.testing.assert_array_equal(e, want_e)
@@ -152,7 +152,7 @@ def test_nibble_plane_is_the_schema(layout: Layout, n: int, k: int) -> None:
     np.testing.assert_array_equal(back[1], exponents)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", [each for each in LAYOUTS if each.kgroup == each.nibble_kgroup], ids=str)
 def test_expansion_is_positional(layout: Layout) -> None:
     """Low nibbles at their own offset of the Q8 plane's block, high ones 16 * mr bytes on; and the bias on top."""
     m = matrix(3 * layout.mr, 96)
@@ -345,7 +345,7 @@ def test_a_wrong_plane_is_refused_by_the_traversal(monkeypatch: pytest.MonkeyPat
     given: list[Any] = []
     monkeypatch.setattr(product, "find_core", lambda: SimpleNamespace(q8_row=lambda *args: given.extend(args)))
     product.bind(bound)
-    bare = row.core.q8_row(*given[:-2])
+    bare = row.core.q8_row(*given[:-4])
     with pytest.raises(ValueError, match="without its functions for MXFP4"):
         row.core.q8_mx4_matmul(bare, y, x, nib, e, 2, 5, 64)
 
@@ -360,13 +360,13 @@ def first_failure(row: exact.PythonRow) -> str | None:
 
 
 def with_planes(change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
-    """A GEMV and an expansion that see other weights than they should."""
+    """A GEMV and an expansion that see other weights than they should; the tile reads the expansion."""
 
     def gemv(original: Any, y: Any, nib: Any, e: Any, *rest: Any) -> None:
         original(y, *change(nib, e), *rest)
 
-    def expand(original: Any, w: Any, ws: Any, nib: Any, e: Any, *rest: Any) -> None:
-        original(w, ws, *change(nib, e), *rest)
+    def expand(original: Any, room: Any, nib: Any, e: Any, *rest: Any) -> None:
+        original(room, *change(nib, e), *rest)
 
     return {"q8q8_mx4_gemv": gemv, "q8q8_mx4_expand": expand}
 
@@ -432,9 +432,19 @@ def last_block_lost(original: Any, y: Any, nib: Any, e: Any, xa: Any, tokens: in
     original(y, masked, e, xa, tokens, t, nb, ng)
 
 
-def beyond(original: Any, w: Any, *args: Any) -> None:
-    original(w, *args)
-    (ctypes.c_int8 * (w.size + 1)).from_address(w.ctypes.data)[w.size] = 0
+def beyond(original: Any, room: Any, *args: Any) -> None:
+    original(room, *args)
+    (ctypes.c_int8 * (room.size + 1)).from_address(room.ctypes.data)[room.size] = 0
+
+
+def one_token_less(original: Any, y: Any, ldy: int, *args: Any) -> None:
+    *operands, nt, nb, ng = args
+    original(y, ldy, *operands, max(1, nt - 1), nb, ng)
+
+
+def the_first_tokens(original: Any, y: Any, ldy: int, *args: Any) -> None:
+    *operands, _, nt, nb, ng = args
+    original(y, ldy, *operands, 0, nt, nb, ng)
 
 
 CODES = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
@@ -454,6 +464,9 @@ MUTANTS: dict[str, dict[str, Any]] = {
     "a group not expanded": {"q8q8_mx4_expand": one_group_less},
     "the odd block lost": {"q8q8_mx4_gemv": last_block_lost},
     "an expansion that writes on": {"q8q8_mx4_expand": beyond},
+    "a token left out of a tile": {"q8q8_mx4_tile": one_token_less},
+    "a group left out of a tile": {"q8q8_mx4_tile": one_group_less},
+    "a tile of the first tokens": {"q8q8_mx4_tile": the_first_tokens},
 }
 
 

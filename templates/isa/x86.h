@@ -53,7 +53,7 @@ static inline tk_i tk_splat_x(const uint8_t *p)
     return _mm${ width }_set1_epi32(x);
 }
 
-//% if acts_sums
+//% if xscale == 8
 /* The int32 at p, in every lane. */
 #define tk_splat_i tk_splat_x
 

@@ -101,7 +101,7 @@ enum {
      * at 2048x512, 5 % at 2048x2048, 4 to 9 % at 2048x8192.)
      */
     STEP_BYTES = 128 * 1024,
-    MX4_FEW = 4                  /* tokens up to which MXFP4 weights are looked up for each, and not expanded */
+    MX4_FEW = 4                  /* tokens up to which it does not pay to expand MXFP4 weights */
 };
 
 /* One op: some tokens of a product, prepared, against all regions. */
@@ -118,6 +118,7 @@ typedef struct {
     int64_t first, tokens; /* of the product */
     int64_t block;         /* tokens whose prepared form stays near */
     int64_t near;          /* groups that stay near while the tokens of a block pass */
+    int64_t room;          /* bytes of a group's MXFP4 weights, expanded; 0 where the row's tile looks them up */
     int64_t cost;          /* of all units: a unit costs its region's tokens, or 1 where all regions have all tokens */
     int alike;
     int32_t act_chunks;
@@ -126,49 +127,43 @@ typedef struct {
 } op;
 
 /*
- * A block of prepared tokens [t0, t0 + tokens) against ng groups, written at y with row distance ldy.
- * The tiles are near-equal (64 tokens in tiles of at most 5: twelve of 5 and one of 4): a tile of
- * full width and a sliver cost more than two of nearly half each.
+ * Groups [g, g + ng) of a region against a block of prepared tokens [t0, t0 + tokens), written at y with row distance
+ * ldy. The tiles are near-equal (64 tokens in tiles of at most 5: twelve of 5 and one of 4): a tile of full width and
+ * a sliver cost more than two of nearly half each.
  */
-static void tiles(const op *o, float *y, int64_t ldy, const int8_t *w, const float *ws, int64_t t0, int64_t tokens,
-    int32_t ng)
-{
-    const tk_q8_row *const row = o->row;
-    if (tokens == 1) {
-        row->gemv(y, w, ws, o->xa, o->tokens, t0, o->nb, ng);
-        return;
-    }
-    const int64_t count = parts_of(tokens, row->tokstep);
-    const int64_t width = tokens / count, wider = tokens % count;
-    int64_t t = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t nt = width + (i < wider);
-        row->tile(y + t * ldy, ldy, w, ws, o->xa, o->tokens, t0 + t, (int32_t)nt, o->nb, ng);
-        t += nt;
-    }
-}
-
-/* Groups [g, g + ng) of a region against a block of prepared tokens. */
 static void groups_of(const op *o, const tk_q8_region *m, float *y, int64_t ldy, int64_t g, int64_t t0,
     int64_t tokens, int32_t ng)
 {
     const tk_q8_row *const row = o->row;
     const int64_t scales = (int64_t)row->mr * o->nb;
-    if (m->w != NULL) {
-        tiles(o, y, ldy, m->w + g * scales * 32, m->ws + g * scales, t0, tokens, ng);
-        return;
-    }
-    const uint8_t *const nib = m->nib + g * scales * 16, *const e = m->e + g * scales;
-    if (tokens <= MX4_FEW) {
-        for (int64_t t = 0; t < tokens; t++)
-            row->mx4_gemv(y + t * ldy, nib, e, o->xa, o->tokens, t0 + t, o->nb, ng);
+    const int mx4 = m->w == NULL;
+    const int8_t *const w = mx4 ? NULL : m->w + g * scales * 32;
+    const float *const ws = mx4 ? NULL : m->ws + g * scales;
+    const uint8_t *const nib = mx4 ? m->nib + g * scales * 16 : NULL, *const e = mx4 ? m->e + g * scales : NULL;
+    if (tokens == 1 || (mx4 && o->room > 0 && tokens <= MX4_FEW)) {
+        for (int64_t t = 0; t < tokens; t++) {
+            if (mx4)
+                row->mx4_gemv(y + t * ldy, nib, e, o->xa, o->tokens, t0 + t, o->nb, ng);
+            else
+                row->gemv(y, w, ws, o->xa, o->tokens, t0, o->nb, ng);
+        }
         return;
     }
     /* The lane's own block begins with room for the expanded weights of `near` groups. */
-    int8_t *const w = (int8_t *)scratch_get(LANE, 0);
-    float *const ws = (float *)(void *)(w + round_up_64(o->near * scales * 32));
-    row->mx4_expand(w, ws, nib, e, o->nb, ng);
-    tiles(o, y, ldy, w, ws, t0, tokens, ng);
+    uint8_t *const room = mx4 ? scratch_get(LANE, 0) : NULL;
+    if (mx4 && o->room > 0)
+        row->mx4_expand(room, nib, e, o->nb, ng);
+    const int64_t count = parts_of(tokens, row->tokstep);
+    const int64_t width = tokens / count, wider = tokens % count;
+    int64_t t = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int32_t nt = (int32_t)(width + (i < wider));
+        if (mx4)
+            row->mx4_tile(y + t * ldy, ldy, nib, e, room, o->xa, o->tokens, t0 + t, nt, o->nb, ng);
+        else
+            row->tile(y + t * ldy, ldy, w, ws, o->xa, o->tokens, t0 + t, nt, o->nb, ng);
+        t += nt;
+    }
 }
 
 /* Each output and its bias: one more addition, after the fold. */
@@ -194,7 +189,7 @@ static void rectangle(const op *o, const tk_q8_region *m, float *y, int64_t u0, 
         const int64_t begin = tk_part(t1 - t0, blocks, i), tokens = tk_part(t1 - t0, blocks, i + 1) - begin;
         float *const to = y + begin * m->ldy;
         /* One tile a block: all the groups in one call, if nothing has to be expanded for it. */
-        const int one = m->w != NULL ? tokens <= o->row->tokstep : tokens <= 1;
+        const int one = tokens <= (m->w != NULL || o->room == 0 ? o->row->tokstep : 1);
         const int64_t step = least(one ? most(g1 - g0, 1) : o->near, INT32_MAX);
         for (int64_t g = g0; g < g1; g += step)
             groups_of(o, m, to + g * mr, m->ldy, g, t0 + begin, tokens, (int32_t)least(step, g1 - g));
@@ -235,16 +230,13 @@ static int64_t cut(const op *o, int64_t i)
     return units;
 }
 
-/* A lane's own block: expanded weights | their scales | the outputs of a last group that is not whole, at *edge. */
+/* A lane's own block: expanded weights | the outputs of a last group that is not whole, at *edge. */
 static int lane_room(const op *o, float **edge)
 {
-    const int64_t scales = (int64_t)o->row->mr * o->nb;
-    const int64_t w_bytes = round_up_64(o->near * scales * 32);
-    const int64_t ws_bytes = round_up_64(o->near * scales * (int64_t)sizeof(float));
     int mx4 = 0;
     for (int32_t r = 0; r < o->count; r++)
         mx4 |= o->regions[r].w == NULL;
-    const int64_t before = mx4 ? w_bytes + ws_bytes : 0;
+    const int64_t before = mx4 ? round_up_64(o->near * o->room) : 0;
     uint8_t *const room = scratch_get(LANE, (size_t)(before + o->block * o->row->mr * (int64_t)sizeof(float)));
     *edge = room != NULL ? (float *)(void *)(room + before) : NULL;
     return room != NULL;
@@ -364,6 +356,7 @@ static int64_t near_of(op *o, const tk_q8_profile *p)
 {
     const int64_t few = most(STEP_BYTES / ((int64_t)o->row->mr * o->nb * 32), 1);
     o->near = parts_of(few, o->row->groups) * o->row->groups;
+    o->room = o->row->mx4_room != NULL ? o->row->mx4_room(o->nb) : 0;
     /* Asked of a whole block: a prepared form may have a least size, whatever the tokens. */
     const int64_t each = most(o->row->acts_bytes(128, o->nb) / 128, 1);
     o->block = tk_token_block(p->q8_token_block, p->q8_l2_budget, each);
@@ -499,8 +492,9 @@ static int64_t size_of(PyObject *value, const char *what)
 
 PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    static const char *const names[] = {"tile", "gemv", "acts_bytes", "prepare", "quantize", "amx_cfg", "mx4_gemv", "mx4_expand"};
-    enum { FIRST = 6, NUMBERS = 3, MX4 = 2 }; /* addresses, numbers, and two more addresses that may be left out */
+    static const char *const names[] = {"tile", "gemv", "acts_bytes", "prepare", "quantize", "amx_cfg",
+        "mx4_gemv", "mx4_room", "mx4_expand", "mx4_tile"};
+    enum { FIRST = 6, NUMBERS = 3, MX4 = 4 }; /* addresses, numbers, and more addresses that may be left out */
     (void)self;
     const int mx4 = nargs == FIRST + NUMBERS + MX4;
     if (!mx4 && wrong_count("q8_row", nargs, FIRST + NUMBERS))
@@ -544,7 +538,9 @@ PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     row->amx_cfg = (tk_q8_amx_cfg_fn *)address[5];
     row->groups = (int32_t)together;
     row->mx4_gemv = (tk_q8_mx4_gemv_fn *)address[FIRST];
-    row->mx4_expand = (tk_q8_mx4_expand_fn *)address[FIRST + 1];
+    row->mx4_room = (tk_q8_mx4_room_fn *)address[FIRST + 1];
+    row->mx4_expand = (tk_q8_mx4_expand_fn *)address[FIRST + 2];
+    row->mx4_tile = (tk_q8_mx4_tile_fn *)address[FIRST + 3];
     PyObject *capsule = PyCapsule_New(row, row_capsule, row_free);
     if (capsule == NULL)
         PyMem_Free(row);

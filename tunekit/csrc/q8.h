@@ -30,9 +30,16 @@ typedef void tk_q8_amx_cfg_fn(void);
 /* One token, ng groups, of MXFP4 weights: nibble and exponent planes. */
 typedef void tk_q8_mx4_gemv_fn(float *restrict y, const uint8_t *restrict nib, const uint8_t *restrict e,
     const uint8_t *restrict xa, int64_t tokens, int64_t t, int32_t nb, int32_t ng);
-/* The row's int8 and scale planes of ng groups of MXFP4 weights. */
-typedef void tk_q8_mx4_expand_fn(int8_t *restrict w, float *restrict ws, const uint8_t *restrict nib,
-    const uint8_t *restrict e, int32_t nb, int32_t ng);
+/*
+ * The tile of MXFP4 weights: it looks the nibbles up itself, and the room of a group is 0; or it reads what expand made
+ * of the same ng groups in a room of so many times as many bytes, on a 64-byte boundary.
+ */
+typedef int64_t tk_q8_mx4_room_fn(int32_t nb);
+typedef void tk_q8_mx4_expand_fn(uint8_t *restrict room, const uint8_t *restrict nib, const uint8_t *restrict e,
+    int32_t nb, int32_t ng);
+typedef void tk_q8_mx4_tile_fn(float *restrict y, int64_t ldy, const uint8_t *restrict nib, const uint8_t *restrict e,
+    const uint8_t *restrict room, const uint8_t *restrict xa, int64_t tokens, int64_t t0, int32_t nt, int32_t nb,
+    int32_t ng);
 
 /* The functions of one row, and the numbers of it that a traversal needs. */
 typedef struct {
@@ -45,8 +52,10 @@ typedef struct {
     int32_t mr;      /* rows a group, 1 to TK_Q8_MR_MAX */
     int32_t tokstep; /* tokens a tile call covers at most, 1 to TK_Q8_TOKSTEP_MAX */
     int32_t groups;  /* groups that it takes at once, 1 to TK_Q8_GROUPS_MAX */
-    tk_q8_mx4_gemv_fn *mx4_gemv;     /* this and the next one: NULL in a row without MXFP4 */
+    tk_q8_mx4_gemv_fn *mx4_gemv; /* this and the next ones: NULL in a row without MXFP4 */
+    tk_q8_mx4_room_fn *mx4_room;
     tk_q8_mx4_expand_fn *mx4_expand;
+    tk_q8_mx4_tile_fn *mx4_tile;
 } tk_q8_row;
 
 enum { TK_Q8_MR_MAX = 64, TK_Q8_TOKSTEP_MAX = 64, TK_Q8_GROUPS_MAX = 16 };
@@ -85,8 +94,8 @@ int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q
     const int8_t *w, const float *ws, int64_t T, int64_t N, int64_t K);
 
 /*
- * The same for MXFP4 weights. One token, or a few, meet the nibbles themselves; for more, some groups at a time are
- * expanded into the lane's scratch.
+ * The same for MXFP4 weights. Where the row's tile does not look nibbles up, a few tokens meet them one by one, and for
+ * more some groups at a time are expanded into the lane's scratch.
  */
 int tk_q8_mx4_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
     const uint8_t *nib, const uint8_t *e, int64_t T, int64_t N, int64_t K);
@@ -106,8 +115,8 @@ void tk_q8_load(void);
 
 /*
  * For the module's method table, all METH_FASTCALL:
- *   q8_row(tile, gemv, acts_bytes, prepare, quantize, amx_cfg, mr, tokstep, groups[, mx4_gemv, mx4_expand]) -> capsule
- *                                                                          (addresses as int)
+ *   q8_row(tile, gemv, acts_bytes, prepare, quantize, amx_cfg, mr, tokstep, groups
+ *          [, mx4_gemv, mx4_room, mx4_expand, mx4_tile]) -> capsule     (addresses as int)
  *   q8_matmul(row, y, x, w, ws, T, N, K) -> None
  *   q8_matmul_acts(row, y, q, s, w, ws, T, N, K) -> None
  *   q8_mx4_matmul(row, y, x, nib, e, T, N, K) -> None
@@ -133,7 +142,7 @@ PyObject *tk_q8_py_regions(PyObject *self, PyObject *const *args, Py_ssize_t nar
 
 #define TK_Q8_ROW_CAPSULE "tunekit._core.q8_row"
 
-/* q8_api.c: q8_api(row, kgroup, bias, maker, row's name, source) -> capsule of the table in tunekit_q8.h */
+/* q8_api.c: q8_api(row, kgroup, nibble_kgroup, bias, maker, row's name, source) -> capsule of the table in tunekit_q8.h */
 PyObject *tk_q8_py_api(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
 #endif

@@ -16,7 +16,7 @@
 enum { BLOCK = 32, Q8_0_BYTES = 2 + BLOCK };
 
 static const tk_q8_row *chosen;
-static int32_t kgroup;
+static int32_t kgroup, nibble_kgroup;
 static uint8_t bias;
 
 /* a * b * c, or -1 where one is negative or it does not fit. */
@@ -199,7 +199,7 @@ static int pack_mxfp4(uint8_t *nib, uint8_t *e, const void *blocks, int64_t N, i
     if (!good(0, N, K) || chosen->mx4_gemv == NULL)
         return TUNEKIT_Q8_BAD_SIZE;
     static const uint8_t none[MXFP4_BYTES];
-    const int64_t nb = K / BLOCK, mr = chosen->mr, group = kgroup;
+    const int64_t nb = K / BLOCK, mr = chosen->mr, group = nibble_kgroup;
     for (int64_t n = 0; n < padded(N); n++) {
         for (int64_t bi = 0; bi < nb; bi++) {
             const uint8_t *const from = n < N ? (const uint8_t *)blocks + (n * nb + bi) * MXFP4_BYTES : none;
@@ -236,10 +236,10 @@ static int row_of(float *x, const tunekit_q8_region *m, int64_t n, int64_t K)
                 x[bi * BLOCK + k] = (float)(int8_t)(from[k / kgroup * kgroup * mr + k % kgroup] ^ bias)
                     * m->ws[(g * nb + bi) * mr + r];
         } else {
-            const uint8_t *const from = m->nib + (g * nb + bi) * mr * (BLOCK / 2) + r * kgroup;
+            const uint8_t *const from = m->nib + (g * nb + bi) * mr * (BLOCK / 2) + r * nibble_kgroup;
             const float scale = two_to((int32_t)m->e[(g * nb + bi) * mr + r] - EXPONENT_BIAS);
             for (int32_t k = 0; k < BLOCK / 2; k++) {
-                const uint8_t both = from[k / kgroup * kgroup * mr + k % kgroup];
+                const uint8_t both = from[k / nibble_kgroup * nibble_kgroup * mr + k % nibble_kgroup];
                 x[bi * BLOCK + k] = (float)e2m1[both & 15] * scale;
                 x[bi * BLOCK + k + BLOCK / 2] = (float)e2m1[both >> 4] * scale;
             }
@@ -324,22 +324,22 @@ static tunekit_q8_api table = {
 PyObject *tk_q8_py_api(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
-    if (nargs != 6) {
-        PyErr_Format(PyExc_TypeError, "q8_api takes 6 arguments, not %zd", nargs);
+    if (nargs != 7) {
+        PyErr_Format(PyExc_TypeError, "q8_api takes 7 arguments, not %zd", nargs);
         return NULL;
     }
     const tk_q8_row *const row = PyCapsule_GetPointer(args[0], TK_Q8_ROW_CAPSULE);
     if (row == NULL)
         return NULL;
-    const long group = PyLong_AsLong(args[1]), added = PyLong_AsLong(args[2]);
+    const long group = PyLong_AsLong(args[1]), nibbles = PyLong_AsLong(args[2]), added = PyLong_AsLong(args[3]);
     if (PyErr_Occurred())
         return NULL;
-    if (group < 1 || BLOCK % group != 0 || (added != 0 && added != 128)) {
-        PyErr_SetString(PyExc_ValueError, "q8_api: kgroup divides 32, and bias is 0 or 128");
+    if (group < 1 || BLOCK % group != 0 || nibbles < 1 || BLOCK / 2 % nibbles != 0 || (added != 0 && added != 128)) {
+        PyErr_SetString(PyExc_ValueError, "q8_api: kgroup divides 32, nibble_kgroup 16, and bias is 0 or 128");
         return NULL;
     }
     for (int i = 0; i < 3; i++) {
-        PyObject *const bytes = PyUnicode_AsUTF8String(args[3 + i]);
+        PyObject *const bytes = PyUnicode_AsUTF8String(args[4 + i]);
         if (bytes == NULL)
             return NULL;
         const Py_ssize_t size = PyBytes_Size(bytes), most = (Py_ssize_t)sizeof words[i] - 1;
@@ -350,6 +350,7 @@ PyObject *tk_q8_py_api(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     /* The capsule of the row is kept for good: C holds the table for as long as it likes. */
     Py_INCREF(args[0]);
     kgroup = (int32_t)group;
+    nibble_kgroup = (int32_t)nibbles;
     bias = (uint8_t)added;
     chosen = row;
     table.unit_rows = (int64_t)row->mr * row->groups;

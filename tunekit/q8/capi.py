@@ -28,6 +28,6 @@ def capsule() -> Any:
                 raise AbiError(f"tunekit.q8._C_API: there is no native code here: {dispatch.nothing_built(kernel)}")
             maker = f"tunekit {__version__} in {kernel.file}"
             source = kernels.q8q8.choice().source
-            layout = row.layout
-            _made.append(row.core.q8_api(row.row, layout.kgroup, layout.bias, maker, row.suffix, source))
+            schema = (row.layout.kgroup, row.layout.nibble_kgroup, row.layout.bias)
+            _made.append(row.core.q8_api(row.row, *schema, maker, row.suffix, source))
         return _made[0]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tunekit.measure.fixtures import SPILLS, Count, Unit
 from tunekit.q8 import legality
-from tunekit.q8.grid import BLOCK, FALLBACK, Leg, leg_of, number
+from tunekit.q8.grid import BLOCK, FALLBACK, PAIRS, Leg, leg_of, looks_up, number
 from tunekit.rows import Row
 
 
@@ -125,9 +125,9 @@ def mx4_codes(row: Row) -> int:
 def mx4_dots(row: Row) -> int:
     """Multiplies in the MXFP4 GEMV: one a vector of codes, and what the offset of unsigned factors adds.
 
-    That is multiplied out by itself, where no block sum corrects it.
+    That is multiplied out by itself, where the prepared activations do not hold it.
     """
-    offset = leg(row).dot in ("maddubs", "vpdpbusd", "amx_int8") and not number(row, "bias")
+    offset = leg(row).dot in ("vpdpbusd", "amx_int8") and not number(row, "bias")
     return mx4_codes(row) + (BLOCK // leg(row).kgroup if offset else 0)
 
 
@@ -256,39 +256,45 @@ def _matrix_tiles(unit: Unit) -> list[Count]:
 
 
 def _mx4(unit: Unit) -> list[Count]:
-    """The MXFP4 GEMV and the expansion: each nibble vector is looked up twice; looked up, codes need no signs."""
+    """MXFP4: each nibble vector is looked up twice; looked up, codes need no signs. Then the tile, or the expansion."""
     row: Row = unit.row
-    gemv, expand = unit.symbols["q8q8_mx4_gemv"], unit.symbols["q8q8_mx4_expand"]
-    arm, dot, width = leg(row).arch == "aarch64", leg(row).dot, leg(row).width
+    gemv, tile, expand = (unit.symbols[f"q8q8_mx4_{name}"] for name in ("gemv", "tile", "expand"))
+    arm, dot = leg(row).arch == "aarch64", leg(row).dot
     codes = mx4_codes(row)
     product = {"smmla": "sdot", "amx_int8": "vpdpbusd", "madd16": "vpmaddubsw", "maddubs": "vpmaddubsw"}.get(dot, dot)
-    own = (product, "vpmaddwd") if dot in ("maddubs", "madd16") else (product,)
-    # madd16 brings pairs of int16 codes to bytes, one shuffle for each half of a k-group, and takes two more to spread
-    # what the offset adds, or does it otherwise.
-    lookups = codes + (16 if dot == "madd16" else 0)
+    own = (product, "vpmaddwd") if dot in PAIRS else (product,)
+    lookups = "tbl" if arm else "vpshufb"
     exactly = Count.exactly
-    counts = [
-        Count(gemv, "tbl" if arm else "vpshufb", lookups, lookups + (2 if dot == "madd16" else 0), what="look-ups"),
-        exactly(gemv, product, mx4_dots(row), what=f"{product}, each product"),
-        exactly(gemv, product, mx4_dots(row), _REGISTERS[width], f"{product} on {width} bits"),
-        exactly(gemv, " ".join(w for w in DOTS if w not in own), 0, what="other legs' products"),
-        exactly(gemv, "fmla" if arm else "vfmadd*ps", vectors(row), what="fused multiply-adds of the fold"),
-        exactly(gemv, "scvtf ucvtf fcvt*" if arm else "*cvt*", vectors(row), what="conversions"),
-        exactly(gemv, " ".join(SIGNS), 0, what="sign operations"),
-        exactly(gemv, CALLS, 0, what="calls"),
-        Count(gemv, SPILLS, 0, 0 if in_chain(row) else codes // 2),
+
+    def products(function: str, count: int, tokens: int) -> list[Count]:
+        folds = vectors(row) * tokens
+        counts = [
+            exactly(function, lookups, codes, what="look-ups"),
+            exactly(function, product, count, what=f"{product}, each product"),
+            exactly(function, product, count, _REGISTERS[leg(row).width], f"{product} on {leg(row).width} bits"),
+            exactly(function, " ".join(w for w in DOTS if w not in own), 0, what="other legs' products"),
+            exactly(function, "fmla" if arm else "vfmadd*ps", folds, what="fused multiply-adds of the fold"),
+            exactly(function, "scvtf ucvtf fcvt*" if arm else "*cvt*", folds, what="conversions"),
+            exactly(function, " ".join(SIGNS), 0, what="sign operations"),
+            exactly(function, CALLS, 0, what="calls"),
+        ]
+        if dot in PAIRS:
+            counts.append(exactly(function, "vpmaddwd", folds, what="sums widened once a block"))
+        return counts
+
+    counts = [*products(gemv, mx4_dots(row), 1), Count(gemv, SPILLS, 0, 0 if in_chain(row) else codes // 2)]
+    if looks_up(row):
+        registers = 32 if {"avx512f", "avx512vl"} & set(unit.features) else 16
+        for tokens in range(1, min(tile_widths(row)[-1], (registers - 6) // vectors(row)) + 1):
+            function = f"{tile}_nt{tokens}"
+            counts += [*products(function, codes * tokens, tokens), Count(function, SPILLS, 0, spill_bound(row))]
+        return counts
+    return [
+        *counts,
         exactly(expand, " ".join(DOTS), 0, what="products"),
         exactly(expand, "scvtf ucvtf fcvt*" if arm else "*cvt*", 0, what="conversions"),
-        Count(expand, "tbl" if arm else "vpshufb", 1, None, what="nibble look-ups"),
+        Count(expand, lookups, 1, None, what="nibble look-ups"),
     ]
-    if dot == "maddubs":
-        counts.append(exactly(gemv, "vpmaddwd", vectors(row), what="sums widened once a block"))
-    elif dot == "madd16":
-        counts += [
-            exactly(gemv, "vpmaddwd", 2, what="sums of the codes of a block's halves"),
-            exactly(gemv, "vpmovsxwd", 2 * vectors(row), what="sums widened once a block"),
-        ]
-    return counts
 
 
 def expected(unit: Unit) -> list[Count]:

@@ -420,26 +420,38 @@ def _mx4_gemv(bound: BoundRow, kind: str, nb: int) -> str | None:
     return None
 
 
-def _mx4_expand(bound: BoundRow, nb: int) -> str | None:
-    """The expansion is the row's own plane of the same weights."""
+def _mx4_tile(bound: BoundRow, kind: str, nb: int) -> str | None:
+    """The tile from nibbles, with what the row expanded of them, if it does so, in a room of exactly its size."""
     layout = layout_of(bound.row)
-    data = mx4_case("every exponent", nb, 17)
+    step = int(bound.call("q8q8_tokstep"))
+    tokens = _tokens(bound)
+    data = mx4_case(kind, nb, tokens)
+    xa = prepared(bound, data.q, data.s)
+    if isinstance(xa, str):
+        return xa
     nib, e = (displaced(plane) for plane in pack_nibbles(data.nibbles, data.exponents, layout))
-    codes, factors = oracle.mxfp4(data.nibbles, data.exponents)
-    for ng in (1, ROWS // layout.mr):
-        rows = ng * layout.mr
-        w, ws = pack_plane(codes[:rows], factors[:rows], layout)
-        buffer = aligned(w.size + 128, np.int8)
+    groups = ROWS // layout.mr
+    room = int(bound.call("q8q8_mx4_room", nb))
+    if room < 0:
+        return f"mx4_room({nb}) is {room}"
+    rooms: dict[int, NDArray[np.uint8]] = {}
+    for ng in {1, min(groups, 2), groups}:
+        buffer = aligned(ng * room + 128, np.uint8)
         buffer[...] = 0x5A
-        got = Guarded(ws.size)
-        bound.call("q8q8_mx4_expand", buffer[64 : 64 + w.size], got.inner, nib, e, nb, ng)
-        if (buffer[:64] != 0x5A).any() or (buffer[64 + w.size :] != 0x5A).any():
-            return f"expansion of {ng} groups wrote codes outside its plane"
-        reason = difference(f"codes of {ng} groups", buffer[64 : 64 + w.size], w) or got.check(
-            f"scales of {ng} groups", ws[None], ws.size, ws.size
-        )
-        if reason:
-            return reason
+        rooms[ng] = buffer[64 : 64 + ng * room]
+        bound.call("q8q8_mx4_expand", rooms[ng], nib, e, nb, ng)
+        if (buffer[:64] != 0x5A).any() or (buffer[64 + ng * room :] != 0x5A).any():
+            return f"expansion of {ng} groups of {nb} blocks wrote outside its room"
+    bound.call("q8q8_amx_cfg")
+    for nt in _widths(step):
+        for t0, ng in ((0, groups), (1, 1), (tokens - nt, min(groups, 2))):
+            width = ng * layout.mr
+            ldy = width + 5
+            y = Guarded((nt - 1) * ldy + width)
+            bound.call("q8q8_mx4_tile", y.inner, ldy, nib, e, rooms[ng], xa, tokens, t0, nt, nb, ng)
+            name = f"MXFP4 tile of {nt} tokens from {t0}, {ng} groups"
+            if reason := y.check(name, data.y[t0 : t0 + nt, :width], ldy, width):
+                return reason
     return None
 
 
@@ -559,7 +571,7 @@ class Q8Fixtures:
             *(gate(f"tile, {kind}, {nb} blocks", _tile, kind, nb) for kind in KINDS for nb in NB),
             *(gate(f"gemv, {kind}, {nb} blocks", _gemv, kind, nb) for kind in KINDS for nb in NB),
             *(gate(f"MXFP4 gemv, {kind}, {nb} blocks", _mx4_gemv, kind, nb) for kind in MX4_KINDS for nb in NB),
-            *(gate(f"MXFP4 expansion, {nb} blocks", _mx4_expand, nb) for nb in (1, 4, 7)),
+            *(gate(f"MXFP4 tile, {kind}, {nb} blocks", _mx4_tile, kind, nb) for kind in MX4_KINDS for nb in NB),
             gate(f"tile, {ANY}", _any, _tile, 3),
             gate(f"gemv, {ANY}", _any, _gemv, 3),
             *(gate(f"traversal, {nb} blocks", _traversal, nb) for nb in (1, 4, 7)),

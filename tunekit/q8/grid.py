@@ -213,6 +213,23 @@ def leg_of(row: Row) -> Leg | None:
     return next((leg for leg in LEGS if (leg.dot, leg.width) == (dot, width)), None)
 
 
+PAIRS = ("maddubs", "madd16")
+"""The legs that multiply pairs and then add; MXFP4's products add up in 16 bits there."""
+
+
+def looks_up(row: Row) -> bool:
+    """Whether the row's tile looks MXFP4 weights up in their nibbles; other rows expand them for it.
+
+    Of the x86-64 vector tiles those that need not take an offset off again, product by product. (Zen 4, one lane, to
+    expanding: 512-bit vpdpbusd 1.3 by 8 tokens and 1.0 by 64, 256-bit 1.1 and 0.9, int16 leg 1.7 and 1.5, 16-bit sums
+    included.)
+    """
+    leg = leg_of(row)
+    if leg is None or leg.arch != "x86_64":
+        return False
+    return leg.dot in (*PAIRS, "vpdpbssd") or (leg.dot == "vpdpbusd" and number(row, "bias") != 0)
+
+
 def tokstep(row: Row) -> int:
     """The most tokens that one call of the row's tile covers."""
     if value(row, "dot") == "amx_int8":

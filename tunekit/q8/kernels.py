@@ -45,6 +45,8 @@ def _context(row: Row | None) -> dict[str, Any]:
         "lanes": leg.lanes if leg else 1,
         "inside": grid.inside(row) if row else (),
         "kgroup": schema.kgroup,
+        "nibble_kgroup": schema.nibble_kgroup,
+        "looks_up": row is not None and grid.looks_up(row),
         "tokstep": REFERENCE_TOKSTEP if row is None else grid.tokstep(row),
         "acts_codes": schema.codes,
         "acts_sums": schema.sums,
@@ -164,13 +166,45 @@ def q8q8_mx4_gemv(
 
 
 @tk.companion
-def q8q8_mx4_expand(
-    w: tk.Out[tk.i8], ws: tk.Out[tk.f32], nib: tk.In[tk.u8], e: tk.In[tk.u8], nb: tk.i32, ng: tk.i32
-) -> None:
-    """The weight and scale planes of ``ng`` groups of MXFP4 weights, in the row's layout (bias included)."""
+def q8q8_mx4_room(nb: tk.i32) -> tk.i64:
+    """Bytes that one group of MXFP4 weights takes expanded; 0 in rows whose tile looks the nibbles up itself."""
+    return int(nb * (grid.BLOCK + 4))
+
+
+@tk.companion
+def q8q8_mx4_expand(room: tk.Out[tk.u8], nib: tk.In[tk.u8], e: tk.In[tk.u8], nb: tk.i32, ng: tk.i32) -> None:
+    """Before the tiles of ``ng`` groups of MXFP4 weights: fill their ``room``, 64-byte aligned."""
     codes, scales = _weights(nib, e, nb, ng)
-    w.reshape(-1)[: codes.size] = codes.reshape(-1)
-    ws.reshape(-1)[: scales.size] = scales.reshape(-1)
+    w, ws = _expanded(room, nb, ng)
+    w[...], ws[...] = codes, scales
+
+
+def _expanded(room: NDArray[Any], nb: int, ng: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Views of the reference's expansion: codes (ng, K) and scales (ng, nb)."""
+    flat, codes = room.reshape(-1).view(np.uint8), ng * nb * grid.BLOCK
+    scales = flat[codes : codes + 4 * ng * nb].view(np.float32)
+    return flat[:codes].view(np.int8).reshape(ng, nb * grid.BLOCK), scales.reshape(ng, nb)
+
+
+@tk.companion
+def q8q8_mx4_tile(
+    y: tk.Out[tk.f32],
+    ldy: tk.i64,
+    nib: tk.In[tk.u8],
+    e: tk.In[tk.u8],
+    room: tk.In[tk.u8],
+    xa: tk.In[tk.u8],
+    tokens: tk.i64,
+    t0: tk.i64,
+    nt: tk.i32,
+    nb: tk.i32,
+    ng: tk.i32,
+) -> None:
+    """As :func:`q8q8`, from MXFP4 weights: nibble and exponent planes in the row's layout, or their expansion.
+
+    ``room`` is what :func:`q8q8_mx4_expand` made of the same ``ng`` groups; a row whose room is 0 does not look at it.
+    """
+    _tile(y, ldy, *_expanded(room, nb, ng), xa, tokens, t0, nt, nb, ng)
 
 
 def _tile(
@@ -222,7 +256,9 @@ def _tile(
         q8q8_prepare,
         q8q8_quantize,
         q8q8_mx4_gemv,
+        q8q8_mx4_room,
         q8q8_mx4_expand,
+        q8q8_mx4_tile,
     ],
     # The fold's fused multiply-add is written out; nothing else may be fused.
     cflags=("-ffp-contract=off",),

@@ -8,12 +8,12 @@ load meets the same few k of several rows; the scale of block bi of row r is flo
 bytes are stored as ``w ^ 0x80``. N is padded to a whole number of groups by rows of zero weights and zero scales:
 no kernel needs a second, row-major path for the last rows, whose order of additions could differ.
 
-**Nibbles.** MXFP4 weights are held as the low halves of such a plane beside its high halves: block bi of group g is
-16*mr bytes at byte (g*nb + bi)*16*mr, and the byte at offset o of it carries, in its low nibble, what belongs at
-offset o of the Q8 plane's block, and in its high nibble what belongs at offset o + 16*mr. Since 16 is a multiple of
-every k-group, that is one formula for all of them: for k < 16, byte kg*kgroup*mr + r*kgroup + j holds weights
-k = kg*kgroup + j (low) and k + 16 (high) of row r, which are the two that ggml's block keeps in its byte k. The
-exponent of block bi of row r is byte (g*nb + bi)*mr + r. Nibbles are not biased; what expands them adds the bias.
+**Nibbles.** MXFP4 weights stand in k-groups of ``nibble_kgroup``, 4 or 8: what looks them up multiplies bytes, by
+fours at least. Block bi of group g is 16*mr bytes at byte (g*nb + bi)*16*mr. For k < 16, its byte
+kg*kgroup*mr + r*kgroup + j holds weights k = kg*kgroup + j (low nibble) and k + 16 (high) of row r, which are the two
+that ggml's block keeps in its byte k. So where the Q8 plane has the same k-groups, the low nibble of the byte at offset
+o of a block belongs at offset o of the Q8 plane's block, and the high one at o + 16*mr. The exponent of block bi of row
+r is byte (g*nb + bi)*mr + r. Nibbles are not biased; what looks them up or expands them adds the bias.
 
 :func:`pack_plane` and :func:`pack_nibbles` alone write these layouts, and ask the schema for every stride.
 """
@@ -65,7 +65,12 @@ class Layout:
     @property
     def nibbles(self) -> str:
         """Identifies the nibble plane of MXFP4 weights. It knows no bias."""
-        return f"mr{self.mr}_kgroup{self.kgroup}"
+        return f"mr{self.mr}_kgroup{self.nibble_kgroup}"
+
+    @property
+    def nibble_kgroup(self) -> int:
+        """Neighbouring k of one row that stand together in the nibble plane."""
+        return max(self.kgroup, 4)
 
     @property
     def activations(self) -> str:
@@ -217,7 +222,7 @@ def pack_nibbles(
     n, nb = exponents.shape
     if nibbles.shape != (n, nb * BLOCK // 2) or nibbles.dtype != np.uint8 or exponents.dtype != np.uint8:
         raise ValueError(f"nibbles of {nibbles.shape} and exponents of {exponents.shape} are not those of one matrix")
-    return _interleave(nibbles, layout.mr, layout.kgroup), _interleave(exponents, layout.mr, 1)
+    return _interleave(nibbles, layout.mr, layout.nibble_kgroup), _interleave(exponents, layout.mr, 1)
 
 
 def unpack_nibbles(
@@ -229,4 +234,4 @@ def unpack_nibbles(
         raise ValueError(
             f"planes of {nibbles.shape} and {exponents.shape} are not those of a {(n, k)} matrix in layout {layout}"
         )
-    return _separate(nibbles, n, k // 2, mr, layout.kgroup), _separate(exponents, n, nb, mr, 1)
+    return _separate(nibbles, n, k // 2, mr, layout.nibble_kgroup), _separate(exponents, n, nb, mr, 1)

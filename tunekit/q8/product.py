@@ -69,7 +69,7 @@ def bind(bound: BoundRow) -> Native:
         )
     names = ("q8q8", "q8q8_gemv", "q8q8_acts_bytes", "q8q8_prepare", "q8q8_quantize", "q8q8_amx_cfg")
     addresses = [bound.address(name) for name in names]
-    mx4 = [bound.address(name) for name in ("q8q8_mx4_gemv", "q8q8_mx4_expand")]
+    mx4 = [bound.address(name) for name in ("q8q8_mx4_gemv", "q8q8_mx4_room", "q8q8_mx4_expand", "q8q8_mx4_tile")]
     numbers = (mr, bound.call("q8q8_tokstep"), grid.groups(bound.row) if bound.row else 1)
     return Native(bound.suffix, layout, core, core.q8_row(*addresses, *numbers, *mx4))
 
