@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What test_q8llama.py runs in a process of its own: the cut-down model on every object that this CPU cannot run.
+"""The cut-down model of examples/q8llama on row after row, of the products and of the model's own kernels.
 
-``q8llama_rows.py MODEL`` goes through the products' rows and those of the model's own kernels. What the machine can run
-it runs, AVX-512 and AVX-VNNI; the rest is trapped. Prints a JSON object: the object's name to what ran, how, and the
-digest of its logits, or to why there is no such object.
+``q8llama_rows.py MODEL``, in a process of its own, goes through the objects that this CPU cannot run: AVX-512 and
+AVX-VNNI run in the machine, the rest is trapped. Prints a JSON object: the object's name to what ran, how, and the
+digest of its logits, or to why there is no such object. :func:`native` goes through the rows that it can run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,17 @@ def chosen(bound: Any) -> Iterator[None]:
         _forget_tables()
 
 
-def run(path: Path, bound: Any) -> dict[str, Any]:
+def native(path: Path) -> dict[str, Any]:
+    """What ran and its digest, for every row that runs here by itself."""
+    found = {}
+    for kernel in KERNELS:
+        for suffix, bound in dispatch.grid_rows(kernel).items():
+            with chosen(bound):
+                found[f"{kernel.name}={suffix}"] = small.digest(path)
+    return found
+
+
+def emulated(path: Path, bound: Any) -> dict[str, Any]:
     """The model on the object, all else as it is chosen here."""
     by_trap = bound.built.needs <= emulate.own() | emulate.EMULATED
     inside = not by_trap or bound.built.needs <= emulate.own() | machine.FEATURES
@@ -86,5 +96,5 @@ def run(path: Path, bound: Any) -> dict[str, Any]:
 if __name__ == "__main__":
     found = {}
     for name, bound in objects():
-        found[name] = {"missing": bound} if isinstance(bound, str) else run(Path(sys.argv[1]), bound)
+        found[name] = {"missing": bound} if isinstance(bound, str) else emulated(Path(sys.argv[1]), bound)
     print(json.dumps(found))
