@@ -131,6 +131,9 @@ measured limit of two multiplies a cycle was 96 to 103 GMAC/s. Kernel: one group
 | in three streams, lines asked for 1344 bytes ahead, one by one | 34.6, 47.6, 30.9, 15.4; SmolLM2-135M 13.7 to 14.3 | a row, for `retune` to judge |
 | in two streams, 1344 ahead; in three, 2112 ahead, none | 35.7, 48.4, 27.1, 14.5; 34.9, 47.4, 31.7, 15.0; 36.5, 49.9, 26.8, 15.8 | not taken |
 | in one stream, 1344 ahead | 34.2, 45.2, 22.7, 13.2 | loses a quarter from L3 |
+| vpdpbusd of 512 bits by 32 rows on a Zen 4 guest, two streams, none asked for (the same command with `--row`; against one stream, two blocks an iteration) | of 4, 16, 64, 256 MiB: 75.0 against 68.2, 72.8 against 67.7, 36.5 against 13.9, 31.2 against 11.1; of the best plain reading from DRAM 0.93 against 0.33 | first of the AVX512-VNNI chain |
+| in one, three, four streams, none asked for; in three, 1344 ahead | 74.7, 75.7, 74.2, 62.4; from DRAM 29.2, 31.0, 30.6, 27.7 | not taken |
+| vpdpbusd of 256 bits by 16 rows, there, two streams (against one, two blocks an iteration; four) | 74.4 (65.6; 71.5), from DRAM 31.4 (13.8; 31.6) | first of the AVX-VNNI chain |
 | weight scales of 16 bits, f16 (timing only; four streams) | of 1, 4, 256 MiB: 51.6 against 53.0, 48.5 against 48.8, 23.6 to 24.0 against 20.3 to 21.2 | a sixth from DRAM, but a matrix whose scales are no halves would need another row: not written |
 | rows that a retune never chose: int16 leg with 8 rows by 6 and 8 tokens, four blocks an iteration, two blocks a step of the GEMV; sign trick with 8 rows by 5 and 8 tokens, four blocks, two blocks a step (`python -m tunekit.retune`, tile against the row then first) | 0.79, 0.84, 0.95, 0.95; 0.94, 0.94, 0.90, 0.96 | pruned; rows like them remain, and the seeds' rows |
 | 128 KiB of weights at a time instead of 16 | whole products of 64 tokens: 2048x512 65.3 to 67.8, 2048x2048 60.9 to 62.9, 2048x8192 48.1 to 50.9 (noisy) | taken |
@@ -144,9 +147,9 @@ whole products from float32. MXFP4 weights, GMAC/s:
 |---|---|---|---|---|
 | `dot_madd16_width256_mr16_kstep1_nr5_gstreams4_gahead0` | 1, 4 | 46, 46 | 66, 109 | its GEMV had to bring int16 codes to bytes |
 | | 8, 16, 64 | 64, 69, 74 | 109, 109, 111 | taken: 1.5 to 1.7 |
-| `dot_vpdpbusd_width512_mr32_kstep1_nr4_gkstep2_bias128` | 4, 8, 16, 64 | 89, 132, 146, 166 | 173, 173, 173, 173 | taken: 1.0 to 1.9 |
+| `dot_vpdpbusd_width512_mr32_kstep1_nr4_gstreams2_gahead0_bias128` | 4, 8, 16, 64 | 89, 132, 146, 166 | 173, 173, 173, 173 | taken: 1.0 to 1.9 |
 | `dot_vpdpbusd_width512_mr16_kstep2_gkstep2_bias128` | 4, 8, 16, 64 | 82, 125, 142, 158 | 171, 171, 170, 166 | taken: 1.05 to 2.1 |
-| `dot_vpdpbusd_width256_mr16_kstep1_nr6_gkstep2_bias128` | 4, 8, 16, 64 | 72, 124, 147, 167 | 141, 141, 147, 152 | taken: 0.9 by 64 tokens, and 1.0 to 2 by fewer |"""  # noqa: E501
+| `dot_vpdpbusd_width256_mr16_kstep1_nr6_gstreams2_gahead0_bias128` | 4, 8, 16, 64 | 72, 124, 147, 167 | 141, 141, 147, 152 | taken: 0.9 by 64 tokens, and 1.0 to 2 by fewer |"""  # noqa: E501
 
 CONTRACTS = {
     "maddubs": "`|w|` times `sign(w)*x`: any w; activations in [-127, 127]. A pair sums to at most 32512: no "

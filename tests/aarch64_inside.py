@@ -86,6 +86,16 @@ def by_address(suffix: str) -> dict[str, Any]:
     return {"y": y.tolist()}
 
 
+def model(path: str) -> dict[str, Any]:
+    """The cut-down model of examples/q8llama, written there, on every row that runs here."""
+    from pathlib import Path
+
+    import q8llama_rows
+    import small
+
+    return {"rows": q8llama_rows.native(small.write(Path(path))), "digest": small.DIGEST}
+
+
 def tests(*arguments: str) -> dict[str, Any]:
     """Run pytest. Its tests start children through a script of the host, as the host cannot run this interpreter."""
     import pytest
@@ -94,7 +104,9 @@ def tests(*arguments: str) -> dict[str, Any]:
     return {"status": int(pytest.main(list(arguments)))}
 
 
-COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {"choice": choice, "gates": gates, "by-address": by_address, "tests": tests}
+COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
+    "choice": choice, "gates": gates, "by-address": by_address, "model": model, "tests": tests,
+}  # fmt: skip
 
 if __name__ == "__main__":
     print(json.dumps(COMMANDS[sys.argv[1]](*sys.argv[2:])))

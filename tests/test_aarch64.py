@@ -2,7 +2,8 @@
 """AArch64 without the silicon: the package is cross-built and runs inside an AArch64 CPython under qemu-user.
 
 Two installs, made with the shipped sources and flags: one with the whole grid, whose every row must pass the family's
-own gates bit by bit, and a plain one, on which three CPUs must choose three different rows and the contract tests run.
+own gates bit by bit and give the model of examples/q8llama its bits, and a plain one, on which three CPUs must choose
+three different rows and the contract tests run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, lacking
-from installing import clean, copy_tree, pip, run
+from installing import LEFT_BEHIND, clean, copy_tree, pip, run
 
 from tunekit.q8 import grid
 
@@ -55,6 +56,11 @@ def cross(machine: Path) -> dict[str, str]:
     headers = machine / "tree/usr/include"
     (python,) = headers.glob("python3.*")
     return {"CC": COMPILER, "CPPFLAGS": shlex.join([f"-I{python}", f"-I{headers}"])}
+
+
+def package(machine: Path, kind: str) -> dict[str, str]:
+    """The same for a whole package (``kind``: TUNEKIT_BUILD)."""
+    return {**cross(machine), "_PYTHON_HOST_PLATFORM": "linux-aarch64", "TUNEKIT_BUILD": kind, "TUNEKIT_STRICT": "compiler"}
 
 
 class Arm:
@@ -109,14 +115,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def install(machine: Path, tree: Path, kind: str, folder: Path) -> Arm:
     """Build an AArch64 wheel of the tree (``kind``: TUNEKIT_BUILD) and install it as pip would there."""
-    variables = {
-        **cross(machine),
-        "_PYTHON_HOST_PLATFORM": "linux-aarch64",
-        "TUNEKIT_BUILD": kind,
-        "TUNEKIT_STRICT": "compiler",
-    }
     quiet = ["-q", "--no-deps", "--no-index"]
-    run([sys.executable, pip(), "wheel", *quiet, "--no-build-isolation", "-w", folder, tree], variables, timeout=400)
+    run([sys.executable, pip(), "wheel", *quiet, "--no-build-isolation", "-w", folder, tree], package(machine, kind), timeout=400)
     (wheel,) = folder.glob("*-linux_aarch64.whl")
     words = ["--platform", "linux_aarch64", "--only-binary=:all:", "--no-compile", "--target", folder / "site"]
     run([sys.executable, pip(), "install", *quiet, *words, wheel])
@@ -182,6 +182,27 @@ def test_the_instructions_are_really_there(whole_grid: Arm, cpu: str, suffix: st
     output, errors = process.communicate(timeout=100)
     assert output.startswith("prepared\n"), errors
     assert process.returncode == (0 if runs else -signal.SIGILL), errors
+
+
+# --- the model that is linked to it ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_model_has_the_same_bits_on_every_row(whole_grid: Arm, tmp_path: Path) -> None:
+    """examples/q8llama, built as the package is: its C calls the rows, and its own family has rows of NEON."""
+    example = ROOT / "examples" / "q8llama"
+    source = shutil.copytree(example, tmp_path / "source", ignore=LEFT_BEHIND)
+    words = ["setup.py", "-q", "build", "--build-lib", tmp_path / "site", "--build-temp", tmp_path / "build"]
+    run([sys.executable, *words], package(whole_grid.machine, "grid"), cwd=source, timeout=300)
+    paths = [whole_grid.site, whole_grid.machine / "site", tmp_path / "site", example / "tests"]
+    path = ":".join(map(str, paths))
+    (said,) = answers(whole_grid.start("max", "model", str(tmp_path / "small.gguf"), PYTHONPATH=path))
+    own = {f"attend=isa_neon_block{b}_deep{d}" for b, d in ((3, 3), (4, 4), (6, 3))} | {f"swiglu=isa_neon_deep{d}" for d in (1, 2)}
+    assert set(said["rows"]) == {f"{k}=reference" for k in ("q8q8", "attend", "swiglu")} | {f"q8q8={r}" for r in ROWS} | own
+    for name, ran in said["rows"].items():
+        kernel, _, row = name.partition("=")
+        assert ran[{"q8q8": "row"}.get(kernel, kernel)] == row
+        assert (ran["digest"], ran["cut the same"]) == (said["digest"], True), name
 
 
 # --- the install -----------------------------------------------------------------------------------------

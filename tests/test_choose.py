@@ -136,8 +136,8 @@ def test_nothing_built_is_the_python_reference() -> None:
 
 # --- the shelf -------------------------------------------------------------------------------------------
 
-VNNI512_ROW = "dot_vpdpbusd_width512_mr32_kstep1_nr4_gkstep2_bias128"
-VNNI256_ROW = "dot_vpdpbusd_width256_mr16_kstep1_nr6_gkstep2_bias128"
+VNNI512_ROW = "dot_vpdpbusd_width512_mr32_kstep1_nr4_gstreams2_gahead0_bias128"
+VNNI256_ROW = "dot_vpdpbusd_width256_mr16_kstep1_nr6_gstreams2_gahead0_bias128"
 AVX2_ROW = "dot_madd16_width256_mr16_kstep1_nr5_gstreams4_gahead0"
 SMMLA_ROW = "dot_smmla_mr8_kstep1_nr4"
 SDOT_ROW = "mr8_kstep1_nr4"

@@ -536,7 +536,7 @@ def test_execution_command(q8_cache: Path) -> None:
             assert found[row]["how"]
     if verify.this_cpu().arch != "x86_64" or not sys.platform.startswith("linux"):
         return
-    ways = {how: problem for how, _, problem in verify._emulators(KERNEL)}
+    ways = {how: problem for how, _, problem in verify._emulators()}
     assert set(ways) == {verify.TRAPPED, verify.MACHINE}
     if wanting := [problem for problem in ways.values() if problem]:
         lacking(wanting[0])
@@ -554,10 +554,10 @@ def test_without_its_tool_an_object_is_unproven_and_says_what_to_install(
     environ(CACHE=str(q8_cache))
     monkeypatch.setenv("EMULATE_ALL", "1")
     problem = "no bochscpu here; pip install bochscpu-python"
-    emulators = [(how, have, problem if how == verify.MACHINE else p) for how, have, p in verify._emulators(KERNEL)]
+    emulators = [(how, have, problem if how == verify.MACHINE else p) for how, have, p in verify._emulators()]
     if not emulators:
         pytest.skip("no emulator is written for this architecture")
-    monkeypatch.setattr(verify, "_emulators", lambda kernel: emulators)
+    monkeypatch.setattr(verify, "_emulators", lambda: emulators)
     rows = ["dot_vpdpbusd_width512_mr16_kstep2", "dot_amx_int8_width512_mr16_kstep1_nrsplit1"]
     found = verify.execution([KERNEL], rows)
     assert [item.state for item in found] == ["unproven", "unproven"]

@@ -143,6 +143,9 @@ _CODE = r"""
 #include <string.h>
 int64_t weigh(int64_t a, int64_t b, int64_t c, int64_t d, int64_t e, int64_t f, int32_t g, int64_t h)
 { return a + 2 * b + 3 * c + 4 * d + 5 * e + 6 * f + 7 * g + 8 * h; }
+double mean(int64_t n, float a, double b, float c, double d, float e, double f, float g, double h, float i, double j)
+{ return (a + 2 * b + 3 * c + 4 * d + 5 * e + 6 * f + 7 * g + 8 * h + 9 * i + 10 * j) / n; }
+float half(float x) { return x / 2; }
 int64_t filled(int32_t n) { volatile char p[1000]; memset((char *)p, 3, sizeof p); return p[n]; }
 int64_t aligned(void) { __attribute__((aligned(16))) char p[16]; __asm__ volatile("movaps %%xmm0, %0" : "=m"(p)); return 1; }
 int64_t loop(void) { for (;;) __asm__ volatile(""); }
@@ -165,6 +168,11 @@ def _at(code: Any, name: str) -> int:
 def test_arguments_and_the_stack(code: Any) -> None:
     assert machine.call(_at(code, "weigh"), 1, -2, 3, -4, 5, -6, 7, -8) == (1 - 4 + 9 - 16 + 25 - 36 + 49 - 64) % 2**64
     assert machine.call(_at(code, "weigh"), 1, 2, 3, 4, 5, 6, -7, 8) == 1 + 4 + 9 + 16 + 25 + 36 - 49 + 64
+    f, d = ctypes.c_float, ctypes.c_double
+    floats = (f(1.5), d(2.25), f(-3.5), d(4.75), f(5.5), d(-6.25), f(7.5), d(8.125), f(-9.5), d(10.0625))  # two on the stack
+    mean = sum((i + 1) * x.value for i, x in enumerate(floats)) / 8
+    assert machine.call(_at(code, "mean"), 8, *floats, result=d) == int.from_bytes(bytes(d(mean)), "little")
+    assert machine.call(_at(code, "half"), f(-5), result=f) == int.from_bytes(bytes(f(-2.5)), "little")
     assert machine.call(_at(code, "filled"), 999) == 3  # through libc, with the thread's own stack protector
     assert machine.call(_at(code, "aligned")) == 1
 

@@ -12,18 +12,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import emulate
 import pytest
 from conftest import ROOT, lacking
+from emulate import machine, rows
+from filelock import FileLock
 from installing import LEFT_BEHIND, run
 from measure_fakes import FakeHouse, SimulatedBox
 from test_measure_confirm import toy
 from test_measure_tuner import run as tune
 
+from tunekit.cpu.features import implied
 from tunekit.measure import arm
 from tunekit.measure.confirm import Arm
 from tunekit.measure.fixtures import Chain, Part
 from tunekit.measure.gate import Job
 from tunekit.measure.race import Deadline
+from tunekit.q8 import grid
 
 pytestmark = [pytest.mark.build, pytest.mark.slow]
 
@@ -32,15 +37,19 @@ EXAMPLE = ROOT / "examples" / "q8llama"
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package built into it."""
+    """A folder with the package built into it, all rows of its own family, once whatever number of workers there is."""
     if not EXAMPLE.is_dir():
         pytest.skip("no checkout: examples are no part of an sdist")
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         lacking("a C compiler")
-    folder = tmp_path_factory.mktemp("q8llama")
-    source = shutil.copytree(EXAMPLE, folder / "source", ignore=LEFT_BEHIND)
-    words = ["setup.py", "-q", "build", "--build-lib", folder / "site", "--build-temp", folder / "build"]
-    run([sys.executable, *words], {"TUNEKIT_STRICT": "compiler"}, cwd=source, timeout=300)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "q8llama"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            source = shutil.copytree(EXAMPLE, folder / "source", ignore=LEFT_BEHIND)
+            words = ["setup.py", "-q", "build", "--build-lib", folder / "site", "--build-temp", folder / "build"]
+            strict = {"TUNEKIT_STRICT": "compiler", "TUNEKIT_BUILD": "grid"}
+            run([sys.executable, *words], strict, cwd=source, timeout=300)
     return folder / "site"
 
 
@@ -53,8 +62,7 @@ def small(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(site: Path, *words: Any, **variables: str) -> subprocess.CompletedProcess[str]:
-    # Each folder has a conftest; a script of ours finds this one.
-    paths = os.pathsep.join(map(str, (site, *([ROOT / "tests"] if words[1] == EMULATED else []), EXAMPLE / "tests")))
+    paths = os.pathsep.join(map(str, (site, EXAMPLE / "tests")))
     return run([sys.executable, *words], {"PYTHONPATH": paths, **variables}, timeout=400)
 
 
@@ -64,48 +72,27 @@ def test_it_passes_its_own_tests(site: Path, q8_cache: Path) -> None:
     assert " passed" in done.stdout and " failed" not in done.stdout
 
 
-EMULATED = """
-import json, sys; from pathlib import Path
-import emulate, small, tunekit
-from emulate.rows import KERNEL
-from tunekit.q8 import grid, product
-from tunekit.cpu.features import implied
-every = [(r, f) for r in grid.ROWS for f in grid.targets(r) if implied(f) & emulate.EMULATED]
-items = list({(r["dot"], r.get("bias", 0)): (r, f) for r, f in every if r["dot"] != "amx_int8"}.values())  # one of a kind
-own = product.bind
-row, features = items[int(sys.argv[2])]
-try:
-    bound = emulate.bind(KERNEL, row.suffix, features, emulate.EMULATED)
-except LookupError:
-    bound = None
-if bound is None or not bound.built.needs <= emulate.own() | emulate.EMULATED:
-    print(json.dumps({"row": "", "count": len(items)}))
-else:
-    native = own(bound)
-    product.native = lambda: native
-    with emulate.trapping() as trap, tunekit.threads(1):
-        said = small.digest(Path(sys.argv[1]))
-        print(json.dumps({**said, "row": row.suffix, "count": len(items), "retired": sum(trap.retired().values())}))
-"""
-
-
 def test_emulated_rows_give_the_same_bits(site: Path, small: Path, q8_cache: Path) -> None:
-    """The rows of VEX encodings, by trap and emulate: the model's every logit is what it is on any row."""
-    import emulate
-
+    """Every object that this CPU cannot run, of either family: the model's every logit is what it is on any row."""
     if not emulate.possible():
-        pytest.skip("the handler is written for Linux on x86-64")
-    if reason := emulate.why_not():
-        lacking(f"no emulation here: {reason}")
+        pytest.skip("the emulators are written for Linux on x86-64")
+    for reason in (machine.why_not(), emulate.why_not()):
+        if reason:
+            lacking(reason)
     digest = json.loads(python(site, EXAMPLE / "tests" / "small.py", small).stdout)["digest"]
-    seen, at, count = {}, 0, 1
-    while at < count:
-        said = json.loads(python(site, "-c", EMULATED, small, at, TUNEKIT_CACHE=str(q8_cache)).stdout)
-        count, at = said["count"], at + 1
-        if said["row"] and said["row"] not in seen:
-            seen[said["row"]] = said["digest"]
-            assert said["retired"] or emulate.native()
-    assert len(seen) >= 2 and set(seen.values()) == {digest}, seen
+    found = json.loads(python(site, ROOT / "tests" / "q8llama_rows.py", small, TUNEKIT_CACHE=str(q8_cache)).stdout)
+    lacks = {row.suffix for row in grid.ROWS for f in grid.targets(row) if f and not implied(f) <= emulate.own()}
+    walked = {name.partition(" ")[0] for name in found}
+    assert walked >= {f"q8q8={row}" for row in lacks if rows.KERNEL.refuses(rows.KERNEL.row(row), "x86_64") is None}
+    assert "avx512f" in emulate.own() or {name.partition("=")[0] for name in walked} == {"q8q8", "attend", "swiglu"}
+    for name, said in found.items():
+        if "missing" in said:
+            assert rows.UNKNOWN.search(said["missing"]), (name, said)
+            continue
+        kernel, _, suffix = name.partition(" ")[0].partition("=")
+        assert said[{"q8q8": "row"}.get(kernel, kernel)] == suffix
+        assert (said["digest"], said["cut the same"], said["fault"]) == (digest, True, ""), (name, said)
+        assert said["trapped"] or said["calls"], "it was not emulated"
 
 
 CHAINS = """

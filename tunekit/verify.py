@@ -466,7 +466,7 @@ def execution(
         known = load_objects(*arguments)[0]
         _run_gates(arguments, [name for name in names if name in known], NATIVE, names, in_process, say)
         lacking: dict[str, str] = {}  # objects that could be emulated, and why they were not
-        for how, features, problem in [] if in_process else _emulators(kernel):
+        for how, features, problem in [] if in_process else _emulators():
             wanted = [n for n, x in names.items() if not x.how and x.features and implied(x.features) <= features]
             for way in dict.fromkeys(_way(how, names[name]) for name in wanted):
                 chosen = [name for name in wanted if _way(how, names[name]) == way]
@@ -485,7 +485,7 @@ def execution(
     return found
 
 
-def _emulators(kernel: Kernel) -> list[tuple[str, frozenset[str], str | None]]:
+def _emulators() -> list[tuple[str, frozenset[str], str | None]]:
     """The emulators of a checkout, simplest first: name, the features that rows have with it, why it is not here."""
     folder = find_emulator()
     if folder is None or this_cpu().arch != "x86_64":
@@ -494,7 +494,7 @@ def _emulators(kernel: Kernel) -> list[tuple[str, frozenset[str], str | None]]:
     machine = importlib.import_module("emulate.machine")
     trapped = _own() | implied(tool.EMULATED)
     no_trap = tool.why_not()
-    no_machine = machine.why_not() or no_trap or machine.cannot_call(kernel)
+    no_machine = machine.why_not() or no_trap
     return [(TRAPPED, trapped, no_trap), (MACHINE, trapped | machine.FEATURES, no_machine)]
 
 

@@ -24,14 +24,14 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import emulate
 from tunekit import dispatch
 from tunekit.cpu.features import implied
-from tunekit.signature import Parameter, Signature
+from tunekit.signature import CType, Parameter, Signature
 
 FEATURES = implied(["avx2", "fma", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512vnni"])
 """Features whose instructions the machine executes: those of Sapphire Rapids that rows use, without AMX."""
@@ -56,6 +56,10 @@ _TABLES, _LENT = 1 << 30, 4 << 30
 
 _REGISTERS = (7, 6, 2, 1, 8, 9)  # rdi, rsi, rdx, rcx, r8, r9, as instructions number them
 _RAX = 0
+_VECTOR_REGISTERS = 8  # xmm0 and up have floating-point arguments, xmm0 the result
+_FLOATS = (ctypes.c_float, ctypes.c_double)
+
+Argument = int | ctypes.c_float | ctypes.c_double
 
 _HOOKS = (
     "ctx reset hlt mwait cnear_branch_taken cnear_branch_not_taken ucnear_branch far_branch opcode interrupt exception "
@@ -119,6 +123,7 @@ class Machine:
         self._lent: list[int] = []  # gigabytes of linear addresses, in the order of their physical ones
         self._lock = threading.Lock()
         self._end: tuple[int, int] | str | None = None
+        self.calls = 0  # that returned
         self._probe = os.pipe()
         self._deadline: float | None = None
         self._watched = threading.Event()
@@ -209,21 +214,31 @@ class Machine:
                 self._bochs.bochscpu_cpu_stop(self._cpu)
             time.sleep(0.05)
 
-    def call(self, address: int, *arguments: int) -> int:
-        """Call a C function of integers and pointers; what it leaves in rax.
+    def call(self, address: int, *arguments: Argument, result: type | None = None) -> int:
+        """Call a C function.
+
+        Args:
+            address: where it is.
+            arguments: integers and pointers as numbers; floating-point ones as ctypes objects.
+            result: the ctypes type of what it returns, where that is a floating-point one.
+
+        Returns:
+            What it leaves in rax, or the bits of its floating-point result.
 
         Raises:
             MachineFault: it did not return.
         """
         bochs = self._bochs
+        whole, floats, rest = _places(arguments)
         with self._lock:
             thread = self._system.pthread_self()
             if thread != self._thread:  # fs holds the thread's own data, the stack protector's among it
                 self._segment(4, thread)
                 self._thread = thread
-            for register, value in zip(_REGISTERS, arguments, strict=False):
+            for register, value in zip(_REGISTERS, whole, strict=False):
                 bochs.cpu_set_reg64(0, register, _word(value))
-            rest = arguments[len(_REGISTERS) :]
+            for register, value in enumerate(floats):
+                bochs.cpu_set_zmm(0, register, (_word * 8)(value))
             stack = self._top - (8 * len(rest) + 15) // 16 * 16 - 8  # 16 bytes, and the return address below them
             _write(stack, self._halt, *(value & 0xFFFFFFFFFFFFFFFF for value in rest))
             bochs.cpu_set_sp(0, _word(stack))
@@ -237,7 +252,12 @@ class Machine:
             self._deadline = None
             at = bochs.cpu_get_pc(0)
             if self._end == (_PROTECTION, 0) and at == self._halt + 1:
-                return int(bochs.cpu_get_reg64(0, _RAX))
+                self.calls += 1
+                if result not in _FLOATS:
+                    return int(bochs.cpu_get_reg64(0, _RAX))
+                vector = (_word * 8)()
+                bochs.cpu_get_zmm(0, 0, vector)
+                return vector[0] & (1 << 8 * ctypes.sizeof(result)) - 1
             end = self._end
         if isinstance(end, tuple):
             end = f"{_VECTORS.get(end[0], f'exception {end[0]}')}, error code {end[1]:#x}"
@@ -254,6 +274,20 @@ class Machine:
     def forget_code(self) -> None:
         """Decode afresh: a library may stand where another one stood."""
         self._bochs._Z12flushICachesv()
+
+
+def _places(arguments: Sequence[Argument]) -> tuple[list[int], list[int], list[int]]:
+    """Where System V's convention has arguments: in general registers, in vectors, and the rest on the stack."""
+    whole: list[int] = []
+    floats: list[int] = []
+    rest: list[int] = []
+    for value in arguments:
+        if isinstance(value, _FLOATS):
+            bits = int.from_bytes(bytes(value), "little")
+            (floats if len(floats) < _VECTOR_REGISTERS else rest).append(bits)
+        else:
+            (whole if len(whole) < len(_REGISTERS) else rest).append(value)
+    return whole, floats, rest
 
 
 def _write(address: int, *words: int) -> None:
@@ -274,9 +308,14 @@ def why_not() -> str | None:
     return None
 
 
-def call(address: int, *arguments: int) -> int:
+def call(address: int, *arguments: Argument, result: type | None = None) -> int:
     """Run the function at an address of this process in the machine; see :meth:`Machine.call`."""
-    return _load().call(address, *arguments)
+    return _load().call(address, *arguments, result=result)
+
+
+def calls() -> int:
+    """How many calls have returned from the machine."""
+    return _load().calls
 
 
 # --- rows -------------------------------------------------------------------------------------------------
@@ -291,36 +330,31 @@ def fault() -> MachineFault | None:
     return found
 
 
-def cannot_call(kernel: Any) -> str | None:
-    """Why functions of a kernel cannot be called in the machine, or None: it fills integer registers alone."""
-    for name, signature in kernel.functions:
-        scalars = [p.ctype for p in signature.parameters if not p.is_pointer]
-        if not all(c.is_integer for c in (*scalars, *filter(None, [signature.returns]))):
-            return f"{name} has floating-point arguments or results, which the machine does not pass"
-    return None
+def _scalar(kind: CType) -> Any:
+    return getattr(ctypes, "c_" + {"float32": "float", "float64": "double"}.get(kind.dtype, kind.dtype))
 
 
 def _ctype(parameter: Parameter) -> Any:
-    if parameter.is_pointer:
-        return ctypes.c_void_p
-    return getattr(ctypes, f"c_{parameter.ctype.dtype}")
+    return ctypes.c_void_p if parameter.is_pointer else _scalar(parameter.ctype)
 
 
 @functools.cache  # for good: C keeps the addresses
 def _outside(name: str, address: int, signature: Signature) -> Any:
     """A C function that runs the one at an address in the machine."""
-    result = getattr(ctypes, f"c_{signature.returns.dtype}") if signature.returns else None
+    result = _scalar(signature.returns) if signature.returns else None
+    types = [_ctype(p) for p in signature.parameters]
 
     def run(*arguments: Any) -> Any:
         global _fault
+        passed = [t(v) if t in _FLOATS else v or 0 for t, v in zip(types, arguments, strict=True)]
         try:
-            found = call(address, *(value or 0 for value in arguments))
+            found = call(address, *passed, result=result)
         except MachineFault as error:
             _fault = _fault or MachineFault(f"{name}: {error}")
             return 0
-        return result(found).value if result else None
+        return result.from_buffer_copy(_word(found)).value if result else None
 
-    return ctypes.CFUNCTYPE(result, *map(_ctype, signature.parameters))(run)
+    return ctypes.CFUNCTYPE(result, *types)(run)
 
 
 @dataclasses.dataclass(frozen=True)

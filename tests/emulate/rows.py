@@ -21,13 +21,13 @@ KERNEL = kernels.q8q8.kernel
 Object = tuple[Row, tuple[str, ...]]
 
 
-# What compilers and assemblers say of an instruction that is younger than they are.
-_UNKNOWN = re.compile(r"unrecognized command|unknown (target|argument|use)|no such instruction")
+UNKNOWN = re.compile(r"unrecognized command|unknown (target|argument|use)|no such instruction")
+"""What compilers and assemblers say of an instruction that is younger than they are."""
 
 
 def not_made(reason: str) -> NoReturn:
     """A row or a mutant that there is no object of: only a compiler that cannot know its instruction excuses that."""
-    if _UNKNOWN.search(reason):
+    if UNKNOWN.search(reason):
         pytest.skip(reason)
     lacking(reason)
 

@@ -126,11 +126,13 @@ ROWS: tuple[Row, ...] = (
     tk.perm(dot="vpdpbusd", width=512, mr=16, kstep=2, gkstep=2, bias=128, requires="avx512vnni,avx512bw"),  # 29
     tk.perm(dot="vpdpbusd", width=512, mr=16, kstep=4, nrsplit=2, bias=128),                            # 30
     tk.perm(dot="vpdpbusd", width=256, mr=16, kstep=1, nr=4, gkstep=2, bias=128),
-    tk.perm(dot="vpdpbusd", width=256, mr=16, kstep=1, nr=6, gkstep=2, bias=128, requires="avxvnni|avx512vnni"),
+    tk.perm(dot="vpdpbusd", width=256, mr=16, kstep=1, nr=6, gkstep=2, bias=128),
+    tk.perm(dot="vpdpbusd", width=256, mr=16, kstep=1, nr=6, gstreams=2, gahead=0, bias=128, requires="avxvnni|avx512vnni"),
     tk.perm(dot="vpdpbusd", width=512, mr=16, kstep=1, nr=5, gkstep=2, bias=128),
     tk.perm(dot="vpdpbusd", width=512, mr=16, kstep=1, nr=8, gkstep=2, bias=128),
-    tk.perm(dot="vpdpbusd", width=512, mr=32, kstep=1, nr=4, gkstep=2, bias=128, requires="avx512vnni,avx512bw"),
+    tk.perm(dot="vpdpbusd", width=512, mr=32, kstep=1, nr=4, gkstep=2, bias=128),
     tk.perm(dot="vpdpbusd", width=512, mr=32, kstep=1, nr=6, gkstep=2, bias=128),
+    tk.perm(dot="vpdpbusd", width=512, mr=32, kstep=1, nr=4, gstreams=2, gahead=0, bias=128, requires="avx512vnni,avx512bw"),
     tk.perm(dot="vpdpbusd", width=512, mr=32, kstep=1, nr=4, gstreams=3, gahead=1344, bias=128),
     tk.perm(dot="vpdpbssd", width=256, mr=16, kstep=1, nr=6, gkstep=2),
     tk.perm(dot="maddubs",  width=512, mr=16, kstep=1, nr=6),
@@ -170,7 +172,8 @@ ROWS: tuple[Row, ...] = (
 # streams is a tenth ahead of one stream in L2 and four tenths from DRAM. On AVX512-VNNI (Zen 4, gcc 12; 2048x512, 64
 # tokens | 1, GMAC/s) 32 rows by 4 tokens reach 176 | 75, the seeds' 16 rows by 4 tokens 164 | 74, and at 256 bits 16
 # rows by 6 tokens 172 | 70 against the seeds' 8 by 4 with 123 | 59: two row vectors share each splat, which Intel's
-# two load ports need more than Zen's.
+# two load ports need more than Zen's. Their GEMVs read two streams without hints: from DRAM that is 31 GMAC/s there,
+# 0.94 of the best plain reading, where two blocks an iteration get 11 to 14, and in L2 a tenth more.
 #
 # No AMX row heads the chain: the scale of each 32 weights takes every product out of its tile to be folded, which cost
 # the seeds' AMX rows the race on every box they had. So the AMX class, which has AVX512-VNNI too, runs on the first
@@ -182,9 +185,9 @@ ROWS: tuple[Row, ...] = (
 # So smmla where it is; the seeds saw sdot ahead of it on one Apple M3, and `retune` corrects that. With sdot 8 rows by
 # 4 tokens before the seeds' 4 by 4: a third fewer loads a product, and 7-10 % in their measurements on M1 and M4.
 FALLBACK = (
-    "dot_vpdpbusd_width512_mr32_kstep1_nr4_gkstep2_bias128"
+    "dot_vpdpbusd_width512_mr32_kstep1_nr4_gstreams2_gahead0_bias128"
     ";dot_vpdpbusd_width512_mr16_kstep2_gkstep2_bias128"
-    ";dot_vpdpbusd_width256_mr16_kstep1_nr6_gkstep2_bias128"
+    ";dot_vpdpbusd_width256_mr16_kstep1_nr6_gstreams2_gahead0_bias128"
     ";dot_vpdpbusd_width256_mr8_kstep2_gkstep2_bias128"
     ";dot_madd16_width256_mr16_kstep1_nr5_gstreams4_gahead0"
     ";dot_maddubs_width256_mr8_kstep2"

@@ -93,11 +93,11 @@ static PyObject *make(PyObject *self, PyObject *args)
         return NULL;
     }
     if (mx4) {
-        to->nib = aligned_zeros(m->q8->nibbles(N, K));
-        to->e = aligned_zeros(m->q8->exponents(N, K));
+        to->nib = room_for(&m->planes, m->q8->nibbles(N, K));
+        to->e = room_for(&m->planes, m->q8->exponents(N, K));
     } else {
-        to->w = aligned_zeros(m->q8->weights(N, K));
-        to->ws = aligned_zeros(m->q8->scales(N, K) * (int64_t)sizeof(float));
+        to->w = room_for(&m->planes, m->q8->weights(N, K));
+        to->ws = room_for(&m->planes, m->q8->scales(N, K) * (int64_t)sizeof(float));
     }
     if (mx4 ? to->nib == NULL || to->e == NULL : to->w == NULL || to->ws == NULL)
         return PyErr_NoMemory();

@@ -4,18 +4,60 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
-
-static void *aligned(int64_t bytes)
-{
-    void *p = NULL;
-    return bytes > 0 && posix_memalign(&p, 64, (size_t)bytes) == 0 ? p : NULL;
-}
 
 void *aligned_zeros(int64_t bytes)
 {
-    void *const p = aligned(bytes);
-    return p != NULL ? memset(p, 0, (size_t)bytes) : NULL;
+    void *p = NULL;
+    return bytes > 0 && posix_memalign(&p, 64, (size_t)bytes) == 0 ? memset(p, 0, (size_t)bytes) : NULL;
+}
+
+/*
+ * What is read for every token, weights, keys and values: on huge pages where the kernel gives them. On small ones a
+ * core walks the page tables every 4 KiB, and from memory it then reads up to half as fast.
+ */
+static void *huge(int64_t bytes)
+{
+    enum { PAGE = 2 << 20 };
+    void *p = NULL;
+    if (bytes <= 0 || posix_memalign(&p, PAGE, (size_t)(bytes + PAGE - 1) / PAGE * PAGE) != 0)
+        return NULL;
+#ifdef MADV_HUGEPAGE
+    madvise(p, (size_t)(bytes + PAGE - 1) / PAGE * PAGE, MADV_HUGEPAGE); /* a kernel without them gives small ones */
+#endif
+    return p;
+}
+
+void *room_for(room **last, int64_t bytes)
+{
+    enum { CHUNK = 16 << 20, LINE = 64 };
+    const int64_t size = (bytes + LINE - 1) / LINE * LINE;
+    if (*last == NULL || (*last)->size - (*last)->used < size) {
+        room *const next = malloc(sizeof *next);
+        const int64_t whole = size > CHUNK ? size : CHUNK;
+        if (next == NULL)
+            return NULL;
+        *next = (room){.before = *last, .size = whole, .at = huge(whole)};
+        if (next->at == NULL) {
+            free(next);
+            return NULL;
+        }
+        *last = next;
+    }
+    void *const p = memset((*last)->at + (*last)->used, 0, (size_t)size);
+    (*last)->used += size;
+    return p;
+}
+
+static void room_free(room *last)
+{
+    while (last != NULL) {
+        room *const before = last->before;
+        free(last->at);
+        free(last);
+        last = before;
+    }
 }
 
 static int64_t most(int64_t a, int64_t b)
@@ -125,8 +167,8 @@ int session_init(session *s, const model *m, int64_t capacity)
     const int64_t cache = m->layers * m->kv_heads * all * m->hd * 4, b = s->batch * 4;
     s->cosines = aligned_zeros(all * half * 4);
     s->sines = aligned_zeros(all * half * 4);
-    s->k = aligned(cache); /* not cleared: pages that are not reached are not there, and nothing of them is used */
-    s->v = aligned(cache);
+    s->k = huge(cache); /* not cleared: slices that are not reached are not there, and nothing of them is used */
+    s->v = huge(cache);
     s->x = aligned_zeros(b * m->d);
     s->norm = aligned_zeros(b * m->d);
     s->out = aligned_zeros(b * m->d);
@@ -160,34 +202,22 @@ void session_free(session *s)
     memset(s, 0, sizeof *s);
 }
 
-static void matrix_free(matrix *m)
-{
-    free(m->w);
-    free(m->ws);
-    free(m->nib);
-    free(m->e);
-}
-
 void model_free(model *m)
 {
-    for (int64_t i = 0; m->layer != NULL && i < m->layers; i++) {
-        for (int j = 0; j < MATRICES; j++)
-            matrix_free(&m->layer[i].m[j]);
+    for (int64_t i = 0; m->layer != NULL && i < m->layers; i++)
         for (int j = 0; j < NORMS; j++)
             free(m->layer[i].norm[j]);
-    }
-    matrix_free(&m->embedding);
-    matrix_free(&m->head);
+    room_free(m->planes);
     free(m->last_norm);
     free(m->layer);
     free(m->turns);
     free(m);
 }
 
-/* Where the keys and values of a key-value head begin. */
-static int64_t cache_at(const session *s, int64_t layer, int64_t kvh)
+/* Where the keys and values of a key-value head and a slice begin. A slice of all layers comes before the next. */
+static int64_t cache_at(const session *s, int64_t layer, int64_t kvh, int64_t slice)
 {
-    return (layer * s->m->kv_heads + kvh) * s->capacity * s->m->hd;
+    return ((slice * s->m->layers + layer) * s->m->kv_heads + kvh) * SLICE * s->m->hd;
 }
 
 /* ---- one pass: what its stages share -------------------------------------------------------------- */
@@ -251,15 +281,15 @@ static int products(session *s, const tunekit_q8_region *all, int32_t count, con
 }
 
 /* The new keys and values of a token into the cache of a head; the key is turned on the way. */
-static void remember(const session *s, int64_t at, int64_t position, float *k, const float *v)
+static void remember(const session *s, int64_t layer, int64_t kvh, int64_t position, float *k, const float *v)
 {
     const model *const m = s->m;
-    const int64_t half = m->hd / 2;
+    const int64_t half = m->hd / 2, at = cache_at(s, layer, kvh, position / SLICE), j = position % SLICE;
     m->ops->rope(k, s->cosines + position * half, s->sines + position * half, 1, (int32_t)m->hd);
-    float *const tile = s->k + at + position / TILE * TILE * m->hd + position % TILE;
+    float *const tile = s->k + at + j / TILE * TILE * m->hd + j % TILE;
     for (int64_t d = 0; d < m->hd; d++)
         tile[d * TILE] = k[d];
-    memcpy(s->v + at + position * m->hd, v, (size_t)m->hd * sizeof *v);
+    memcpy(s->v + at + j * m->hd, v, (size_t)m->hd * sizeof *v);
 }
 
 /* ---- one token: five stages a layer ---------------------------------------------------------------- */
@@ -329,16 +359,15 @@ static void attend_one(void *context, int32_t chunk)
     const model *const m = s->m;
     const int64_t half = m->hd / 2, rows = m->group, units = parts_of(p->slices, p->unit_slices);
     const int64_t kvh = chunk / units, first = chunk % units * p->unit_slices, last = least(first + p->unit_slices, p->slices);
-    const int64_t at = cache_at(s, p->layer, kvh);
     if (last == p->slices) /* the one unit that sees the new key puts it there */
-        remember(s, at, p->position, s->nk + kvh * m->hd, s->nv + kvh * m->hd);
+        remember(s, p->layer, kvh, p->position, s->nk + kvh * m->hd, s->nv + kvh * m->hd);
     /* The lane's copy of the queries: other units turn theirs. */
     memcpy(mine->row, s->q + kvh * rows * m->hd, (size_t)(rows * m->hd) * sizeof(float));
     m->ops->rope(mine->row, s->cosines + p->position * half, s->sines + p->position * half, (int32_t)rows, (int32_t)m->hd);
     for (int64_t slice = first; slice < last; slice++) {
-        const int64_t j0 = slice * SLICE, j1 = least(j0 + SLICE, p->position + 1);
-        m->ops->attend(s->acc + (slice * m->kv_heads + kvh) * rows * m->hd, s->ml + (slice * m->kv_heads + kvh) * rows * 2,
-            mine->row, s->k + at, s->v + at, rows * m->hd, (int32_t)rows, (int32_t)rows, p->position, j0, j1, (int32_t)m->hd, m->scale);
+        const int64_t at = cache_at(s, p->layer, kvh, slice), here = p->position - slice * SLICE;
+        m->ops->attend(s->acc + (slice * m->kv_heads + kvh) * rows * m->hd, s->ml + (slice * m->kv_heads + kvh) * rows * 2, mine->row,
+            s->k + at, s->v + at, rows * m->hd, (int32_t)rows, (int32_t)rows, here, 0, least(here + 1, SLICE), (int32_t)m->hd, m->scale);
     }
 }
 
@@ -511,7 +540,7 @@ static void turn_and_keep(void *context, int32_t chunk)
         const int64_t at = p->position + t;
         m->ops->rope(s->q + t * m->qd, s->cosines + at * half, s->sines + at * half, (int32_t)m->heads, (int32_t)m->hd);
         for (int64_t kvh = 0; kvh < m->kv_heads; kvh++)
-            remember(s, cache_at(s, p->layer, kvh), at, s->nk + t * m->kvd + kvh * m->hd, s->nv + t * m->kvd + kvh * m->hd);
+            remember(s, p->layer, kvh, at, s->nk + t * m->kvd + kvh * m->hd, s->nv + t * m->kvd + kvh * m->hd);
     }
 }
 
@@ -523,12 +552,13 @@ static void attend_block(void *context, int32_t chunk)
     const model *const m = s->m;
     const int64_t blocks = parts_of(p->tokens, BLOCK_TOKENS), kvh = chunk % m->kv_heads;
     const int64_t t0 = (blocks - 1 - chunk / m->kv_heads) * BLOCK_TOKENS, t1 = least(t0 + BLOCK_TOKENS, p->tokens);
-    const int64_t at = cache_at(s, p->layer, kvh), first = p->position + t0, end = p->position + t1;
+    const int64_t first = p->position + t0, end = p->position + t1;
     const int32_t rows = (int32_t)((t1 - t0) * m->group), group = (int32_t)m->group, hd = (int32_t)m->hd;
     const float *const q = s->q + t0 * m->qd + kvh * m->group * m->hd;
     for (int64_t j0 = 0; j0 < end; j0 += SLICE) {
         float *const acc = j0 == 0 ? mine->acc : mine->part, *const ml = j0 == 0 ? mine->ml : mine->pml;
-        m->ops->attend(acc, ml, q, s->k + at, s->v + at, m->qd, group, rows, first, j0, least(j0 + SLICE, end), hd, m->scale);
+        const int64_t at = cache_at(s, p->layer, kvh, j0 / SLICE);
+        m->ops->attend(acc, ml, q, s->k + at, s->v + at, m->qd, group, rows, first - j0, 0, least(end - j0, SLICE), hd, m->scale);
         if (j0 > 0)
             m->ops->merge(mine->acc, mine->ml, acc, ml, rows, hd);
     }

@@ -32,6 +32,13 @@ typedef struct {
     float *norm[NORMS];
 } layer;
 
+/* Memory on huge pages, handed out in pieces that go all at once. */
+typedef struct room {
+    struct room *before;
+    int64_t size, used;
+    uint8_t *at;
+} room;
+
 typedef struct {
     const tunekit_q8_api *q8;
     const q8llama_kernels_api *ops;
@@ -41,6 +48,7 @@ typedef struct {
     layer *layer;
     matrix embedding, head; /* head.N is 0 where the embedding is the head */
     float *last_norm;
+    room *planes; /* of all matrices */
 } model;
 
 /* What a stage is timed as. */
@@ -57,7 +65,7 @@ typedef struct {
     const model *m;
     int64_t capacity, position, batch;
     float *cosines, *sines; /* capacity x hd / 2 */
-    float *k, *v;           /* layers x kv_heads x capacity x hd, k in tiles of 16 positions */
+    float *k, *v;           /* slices x layers x kv_heads x SLICE x hd, k in tiles of 16 positions */
     float *x, *norm, *q, *nk, *nv, *out, *gate, *up, *logits_in; /* batch x width */
     float *acc, *ml;        /* decode: kv_heads x slices x group x hd; and x 2 */
     lane lanes[TK_TEAM_LANES];
@@ -74,5 +82,6 @@ void session_free(session *s);
 int forward(session *s, const int32_t *tokens, int64_t count, float *logits, int all);
 void model_free(model *m);
 void *aligned_zeros(int64_t bytes); /* NULL for 0 and for no memory */
+void *room_for(room **last, int64_t bytes); /* zeros that last as long as the room: NULL for no memory */
 
 #endif

@@ -128,29 +128,42 @@ def write(path: Path) -> Path:
     return path
 
 
-def digest(path: Path) -> dict[str, Any]:
-    """Run it: what ran, and a digest of every logit of 300 tokens in batches and 20 one by one."""
+DIGEST = "ebbc8330c19d8e09"
+"""Of the logits, on every machine, under every emulator."""
+
+WHOLE = (300, *[1] * 20)
+CUTS = (1, 6, 17, 1, 40, 190, 2, 1, 62)
+"""Two ways to feed 320 tokens: a prompt and an answer, and pieces of odd sizes, two of which end beside a slice's end."""
+
+
+def _logits(model: Any, cuts: tuple[int, ...], lanes: int) -> Any:
+    """The logits of every token, fed in pieces, with so many lanes, whatever the machine has, for work however small."""
+    from tunekit.core import core
+
+    for knob, value in (("target_chunk_work", 1), ("wake_work", 0), ("pretend_lanes", lanes)):
+        core().set_knob(knob, value)
+    tokens = (_raw(sum(cuts), 9) % len(TOKENS)).astype(np.int32)
+    session = model.session(len(tokens))
+    return np.concatenate([session.feed(part, every=True) for part in np.split(tokens, np.cumsum(cuts)[:-1])])
+
+
+def digest(path: Path, lanes: int = 1, cuts: tuple[int, ...] = CUTS) -> dict[str, Any]:
+    """Run it twice: what ran, a digest of every logit, and whether other cuts on two lanes gave the same ones."""
     import hashlib
 
     from q8llama import Model
 
     model = Model.load(path)
-    tokens = (_raw(320, 9) % len(TOKENS)).astype(np.int32)
-    session = model.session(320)
-    logits = [session.feed(tokens[:300], every=True), *(session.feed([t])[None] for t in tokens[300:])]
-    both = np.concatenate(logits)
-    assert np.isfinite(both).all()
-    return {**model.about(), "digest": hashlib.sha256(both.astype("<f4").tobytes()).hexdigest()[:16]}
+    want = _logits(model, WHOLE, lanes)
+    about = model.about()
+    again = _logits(model, cuts, 2)
+    assert np.isfinite(want).all()
+    same = np.array_equal(again.view(np.uint32), want[: len(again)].view(np.uint32))
+    return {**about, "digest": hashlib.sha256(want.astype("<f4").tobytes()).hexdigest()[:16], "cut the same": same}
 
 
 if __name__ == "__main__":
     import json
     import sys
 
-    if len(sys.argv) > 2:  # so many lanes, whatever the machine has, for work however small
-        from tunekit.core import core
-
-        core().set_knob("target_chunk_work", 1)
-        core().set_knob("wake_work", 0)
-        core().set_knob("pretend_lanes", int(sys.argv[2]))
-    print(json.dumps(digest(Path(sys.argv[1]))))
+    print(json.dumps(digest(Path(sys.argv[1]), *map(int, sys.argv[2:]))))
