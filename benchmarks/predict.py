@@ -3,7 +3,7 @@
 
     python benchmarks/predict.py                     # rows of the fallback chain, what gcc makes of them
     python benchmarks/predict.py --all --compilers gcc,clang
-    python benchmarks/predict.py --row dot_vpdpbusd_width512_mr32_kstep1_nr4_gstreams3_gahead1344_bias128
+    python benchmarks/predict.py --row dot_vpdpbusd_width512_mr32_kstep1_nr6_gstreams2_gahead0_bias128
 
 A prediction, and no measurement: the model knows ports and latencies of a core and takes every load for a hit in the
 first cache. Where a CPU was here it can be held against it: LLVM 19 says 17 for the int16 tile on Zen 3 and 22 for
