@@ -125,10 +125,12 @@ ROWS: tuple[Row, ...] = (
     tk.perm(dot="vpdpbusd", width=512, mr=16, kstep=2, bias=128),                                       # 28
     tk.perm(dot="vpdpbusd", width=512, mr=16, kstep=2, gkstep=2, bias=128, requires="avx512vnni,avx512bw"),  # 29
     tk.perm(dot="vpdpbusd", width=512, mr=16, kstep=4, nrsplit=2, bias=128),                            # 30
-    tk.perm(dot="vpdpbusd", width=256, mr=16, kstep=1, nr=6, gstreams=2, gahead=0, bias=128, requires="avxvnni|avx512vnni"),
+    tk.perm(dot="vpdpbusd", width=256, mr=16, kstep=1, nr=6, gstreams=2, gahead=0, bias=128,
+            requires="avxvnni|avx512vnni"),
     tk.perm(dot="vpdpbusd", width=512, mr=16, kstep=1, nr=8, gstreams=2, gahead=0, bias=128),
     tk.perm(dot="vpdpbusd", width=512, mr=32, kstep=1, nr=6, gstreams=2, gahead=0, bias=128),
-    tk.perm(dot="vpdpbusd", width=512, mr=32, kstep=1, nr=4, gstreams=2, gahead=0, bias=128, requires="avx512vnni,avx512bw"),
+    tk.perm(dot="vpdpbusd", width=512, mr=32, kstep=1, nr=4, gstreams=2, gahead=0, bias=128,
+            requires="avx512vnni,avx512bw"),
     tk.perm(dot="vpdpbssd", width=256, mr=16, kstep=1, nr=6, gstreams=2, gahead=0),
     tk.perm(dot="maddubs",  width=512, mr=16, kstep=1, nr=6),
     tk.perm(dot="smmla", mr=4, kstep=2, requires="i8mm"),                                               # 32
