@@ -17,11 +17,12 @@ import pytest
 from conftest import ROOT, lacking
 from emulate import machine, rows
 from filelock import FileLock
-from installing import LEFT_BEHIND, run
+from installing import LEFT_BEHIND, copy_tree, run
 from measure_fakes import FakeHouse, SimulatedBox
 from test_measure_confirm import toy
 from test_measure_tuner import run as tune
 
+from tunekit.cpu import this_features
 from tunekit.cpu.features import implied
 from tunekit.measure import arm
 from tunekit.measure.confirm import Arm
@@ -144,6 +145,56 @@ def test_a_row_planted_to_win_the_races_and_lose_the_model_is_rejected(
     assert entry.verdict == "rejected", entry
     assert entry.ratio < 0.9 and set(entry.parts) == {"prefill", "decode"}
     assert set(ran) == {real["k1"], "reference"}
+
+
+PLANTED = """
+
+# Two rows that compute the same: one dawdles everywhere, and one on matrices of the cut-down model's widths alone.
+ROWS = (
+    tk.perm(suffix="honest", dot="maddubs", width=256, mr=8, kstep=2, requires="avx2,fma"),
+    tk.perm(suffix="planted", dot="maddubs", width=256, mr=8, kstep=1, requires="avx2,fma"),
+)
+FALLBACK = "honest"
+"""
+DAWDLE = """
+    const int32_t waits = ${ {"honest": "16 * nb * ng", "planted": "(nb == 3 || nb == 5) * 2000 * ng"}.get(row, "0") };
+    for (volatile int32_t i = 0; i < waits; i++)
+        ;
+"""
+
+
+def test_a_row_planted_in_the_grid_wins_the_race_and_loses_the_model(small: Path, tmp_path: Path) -> None:
+    """All of it for real: a tunekit with a planted row, the model package built against it, and a retune of both rows."""
+    if not {"avx2", "fma"} <= this_features():
+        pytest.skip("the planted row is one of AVX2")
+    tree, there = copy_tree(tmp_path / "tree"), tmp_path / "there"
+    with open(tree / "tunekit/q8/grid.py", "a", encoding="utf-8") as file:
+        file.write(PLANTED)
+    for name, function in (("tile", "q8q8"), ("gemv", "q8q8_gemv")):
+        template = tree / "templates/q8q8" / f"{name}.c.j2"
+        text, head = template.read_text(encoding="utf-8"), f'${{ proto("{function}") }}\n{{\n'
+        assert text.count(head) == 1
+        template.write_text(text.replace(head, head + DAWDLE), encoding="utf-8")
+    (tree / "tunekit/templates").symlink_to("../templates")  # before those of an editable install
+    example = shutil.copytree(EXAMPLE, tmp_path / "source", ignore=LEFT_BEHIND)
+    variables = {"TUNEKIT_STRICT": "compiler", "TUNEKIT_HOME": str(tmp_path / "state"), "PYTHONPATH": str(there)}
+    for source in (tree, example):
+        words = ["setup.py", "-q", "build", "--build-lib", there, "--build-temp", tmp_path / "build"]
+        run([sys.executable, *words], variables, cwd=source, timeout=300)
+    words = ["-m", "tunekit.retune", "--scope", "tunekit", "--model", small, "--no-probe", "--progress", "none"]
+    for _ in range(5):  # a box whose rows differ from themselves by a quarter believes no lead: as its user would, once more
+        done = run([sys.executable, *words], variables, timeout=400)
+        if "too noisy" not in done.stdout:
+            break
+    print(done.stdout)
+    assert f"confirm on {small.name} (q8llama): planted rejected" in done.stdout
+    (manifest,) = (tmp_path / "state").rglob("tunekit.tune.json")
+    assert json.loads(manifest.read_text())["q8q8"] == "honest"
+    record = json.loads(manifest.with_name("tunekit.tune.run.json").read_text())["kernels"]["q8q8"]
+    assert record["picks"]["tile"] == "planted" and record["rows"]["planted"]["verdict"] == "unconfirmed"
+    whole, *seats = record["confirm"]  # a seat that it won, too, is asked for by itself
+    assert (whole["challenger"], whole["base"], set(whole["parts"])) == ("planted", "honest", {"prefill", "decode"})
+    assert whole["ratio"] < 0.9 and {entry["verdict"] for entry in (whole, *seats)} == {"rejected"}
 
 
 def fallback() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -64,10 +65,11 @@ def profile(model: Model) -> dict[str, dict[str, float]]:
     tokens, session = prompt_of(model, size), model.session(size + ANSWER)
     found = {}
     session.settings(profile=True)
-    for name, call, each in (
+    parts: tuple[tuple[str, Callable[[], float], int], ...] = (
         ("prefill", lambda: prefill(session, tokens), 1),
         ("decode", lambda: decode(session, ANSWER // 2), ANSWER // 2),
-    ):
+    )
+    for name, call, each in parts:
         best: dict[str, float] = {}
         for _ in range(2 if name == "decode" else 3):
             session.counts()

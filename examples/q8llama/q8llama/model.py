@@ -249,17 +249,17 @@ def _load(
         if not np.isfinite(values).all():
             raise ModelError(f"{file.path}: it is corrupt: {one.name} has values that are not finite")
         _engine.norm(engine, layer, which, values)
-    total, done, kept = sum(one.raw.size for _, _, one, _ in plan if one.raw is not None), 0, {}
+    total, done = sum(one.raw.size for _, _, one, _ in plan if one.raw is not None), 0
+    kept: dict[str, int] = {}
     for layer, which, one, heads in plan:
-        mxfp4 = one.type == "MXFP4"
-        _engine.make(engine, layer, which, *one.shape, mxfp4)
+        mxfp4, (n, k) = one.type == "MXFP4", one.shape
+        _engine.make(engine, layer, which, n, k, mxfp4)
         for first, rows, floats in _rows(file, one, heads, c.head):
             _engine.fill(engine, layer, which, first, floats, rows)
-            done += min(ROWS, one.shape[0] - first) * one.raw.shape[1] if one.raw is not None else 0
+            done += min(ROWS, n - first) * one.raw.shape[1] if one.raw is not None else 0
             progress(done, total)
         label = one.type if one.type in ("Q8_0", "MXFP4") else f"{one.type} as Q8_0"
-        values = one.shape[0] * one.shape[1]
-        kept[label] = kept.get(label, 0) + values // 32 * (17 if mxfp4 else 36)
+        kept[label] = kept.get(label, 0) + n * k // 32 * (17 if mxfp4 else 36)
     return config, tokenizer, file.path.name, engine, kept
 
 

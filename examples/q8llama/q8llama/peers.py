@@ -26,7 +26,7 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -127,19 +127,18 @@ class Side:
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         if self._line().strip() != "ready":
             raise OSError(f"{name} does not start (exit status {self._process.wait()})")
 
     def _line(self) -> str:
-        stream: IO[str] | None = self._process.stdout
-        assert stream is not None
-        return stream.readline()
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().decode()
 
     def _ask(self, what: str, text: bytes) -> str:
         assert self._process.stdin is not None
-        self._process.stdin.buffer.write(text)
-        self._process.stdin.buffer.flush()
+        self._process.stdin.write(text)
+        self._process.stdin.flush()
         said = self._line()
         if not said:
             raise OSError(f"{self.name} died at {what} (exit status {self._process.wait()})")

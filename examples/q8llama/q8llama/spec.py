@@ -115,7 +115,8 @@ def rmsnorm(x: Floats, w: Floats, eps: float) -> Floats:
     for part in _padded(x):
         lanes = fma(part, part, lanes)
     by = F32(1) / np.sqrt(F32(_folded(lanes) / F32(x.size) + F32(eps)))
-    return ((x * by).astype(F32) * w).astype(F32)
+    divided: Floats = (x * by).astype(F32)
+    return (divided * w).astype(F32)
 
 
 def rope(x: Floats, cosines: Floats, sines: Floats, heads: int, hd: int) -> None:
