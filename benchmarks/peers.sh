@@ -5,12 +5,15 @@
 # NAME: llama.cpp, ik_llama.cpp, onnxruntime, openvino, onednn; all but onednn where none is given. The first two are
 # built from the sources in the sdists of llama-cpp-python and ik-llama-cpp-python, their ggml library alone, for this
 # CPU, into $PEERS (default .peers in the checkout): a few and some fifteen minutes of one core. The others are wheels,
-# installed beside tunekit by $PYTHON. Set JOBS to compile that many files at once.
+# installed beside tunekit by $PYTHON. Set JOBS to compile that many files at once, TARGETS=llama for the whole libllama,
+# which python -m q8llama.peers measures, and MARCH=znver3, say, for another CPU's instructions than this one's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 peers=$(mkdir -p "${PEERS:-.peers}" && cd "${PEERS:-.peers}" && pwd)
 jobs=${JOBS:-$(nproc)}
+instructions=(-DGGML_NATIVE=ON)
+[ -z "${MARCH:-}" ] || instructions=(-DGGML_NATIVE=OFF "-DCMAKE_C_FLAGS=-march=$MARCH" "-DCMAKE_CXX_FLAGS=-march=$MARCH")
 
 # A project: its name, its distribution and version, the folder of its sources in the sdist, CMake's options.
 build() {
@@ -31,9 +34,9 @@ build() {
     tar -xzf "$sdist" -C "$folder"
     echo "$version" > "$folder/VERSION"
     PATH=$peers/tools/bin:$PATH cmake -G Ninja -S "$folder/${distribution//-/_}-$version/$sources" -B "$folder/build" \
-        -DGGML_NATIVE=ON -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_CCACHE=OFF \
+        "${instructions[@]}" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_CCACHE=OFF \
         -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF "$@" > "$folder/configure.log"
-    PATH=$peers/tools/bin:$PATH cmake --build "$folder/build" --target ggml -j "$jobs" > "$folder/build.log"
+    PATH=$peers/tools/bin:$PATH cmake --build "$folder/build" --target "${TARGETS:-ggml}" -j "$jobs" > "$folder/build.log"
     echo "$name $version: $(find "$folder/build" -name libggml.so | head -1)"
 }
 
