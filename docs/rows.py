@@ -158,6 +158,14 @@ The GEMV that takes two blocks an iteration reads two places of a page by turns,
 Pruned with that: four rows of one block fewer tokens or of two blocks in the GEMV, tile 0.93 to 1.00 of these and streamed
 GEMV 0.35 to 0.40; and three streams with hints 1344 bytes ahead, 0.83 of two without from L2 and 0.86 from DRAM.
 
+Ideas for `vpdpbusd` of 512 bits, timing only (the tile alone, K 2048, weights in L2, best of 400 in turns, GMAC/s):
+
+| idea | figures | outcome |
+|---|---|---|
+| the splat embedded in the multiply, `{1to16}` | 16 rows by 8 tokens 174 against 184, 32 by 4 174 against 188, 32 by 6 187 against 188 | loses: each multiply loads again |
+| 48 rows by 4 tokens, a splat for three row vectors | 188, as 32 by 4 | no gain |
+| k-groups of 8 bytes, half as many splats | not written: twice the use of a splat, 32 rows for 16, is 2 %, and three times no more | at most 2 % for 16 rows, none for 32 |
+
 MXFP4 weights, whole products from float32, best of many in turns with the tree before, GMAC/s:
 
 | row | tokens | expanded before the tile | looked up in it | |

@@ -93,6 +93,7 @@ def test_wrong_arrays_are_refused() -> None:
 def test_names() -> None:
     assert REFERENCE.plane == "mr1_kgroup4"
     assert Layout(16, 2, codes="int16").id == "mr16_kgroup2+int16"
+    assert Layout(16, 2, codes="int16", pairs=True).id == "mr16_kgroup2+int16_pairs"
     assert Layout(8, 4, 128, sums=True).id == "mr8_kgroup4_bias128+int8_sums"
     assert Layout(16, 4).plane != Layout(16, 2).plane
     assert str(REFERENCE) == REFERENCE.id

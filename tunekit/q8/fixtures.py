@@ -281,7 +281,8 @@ def _schema(bound: BoundRow) -> str | None:
     if live != (bound.row is not None):
         return f"q8q8_live() is {live}: {'a row' if bound.row else 'the reference'} that says it is something else"
     # A block's codes, its scale, and the sum of a biased row's codes; some numbers of blocks leave no slack.
-    block = BLOCK * np.dtype(layout.codes).itemsize + 4 + (4 if layout.sums else 0)
+    block = BLOCK * np.dtype(layout.codes).itemsize + 4 + (4 if layout.sums or layout.pairs else 0)
+    block += BLOCK if layout.pairs and layout.codes == "int16" else 0
     for tokens, nb in ((0, 0), (0, 3), (3, 0), *((t, n) for t in (1, 17) for n in range(1, 34))):
         size = bound.call("q8q8_acts_bytes", tokens, nb)
         if size % 64 or size < tokens * nb * block:

@@ -50,6 +50,7 @@ def _context(row: Row | None) -> dict[str, Any]:
         "tokstep": REFERENCE_TOKSTEP if row is None else grid.tokstep(row),
         "acts_codes": schema.codes,
         "acts_sums": schema.sums,
+        "acts_pairs": schema.pairs,
         **({"mr": schema.mr} if row is None else {}),
     }
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from tunekit.core import core
 from tunekit.q8 import pages
-from tunekit.q8.grid import BLOCK, LEGS, leg_of, number, value
+from tunekit.q8.grid import BLOCK, LEGS, PAIRS, leg_of, number, value
 from tunekit.rows import Row
 
 _WORDS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -45,6 +45,8 @@ class Layout:
         bias: what is added to the stored weight bytes modulo 256: 0 or 128.
         codes: the form of the activation codes in the row's own prepared form, ``"int8"`` or ``"int16"``.
         sums: whether the prepared form also holds the block sums (a biased row subtracts 128 times them).
+        pairs: whether it also holds what a leg that multiplies pairs wants of MXFP4: from what its 16-bit sums begin,
+            and the codes as bytes where they are not.
     """
 
     mr: int
@@ -52,6 +54,7 @@ class Layout:
     bias: int = 0
     codes: Literal["int8", "int16"] = "int8"
     sums: bool = False
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         if self.mr < 1 or self.kgroup not in _WORDS or self.bias not in (0, 128):
@@ -75,11 +78,11 @@ class Layout:
     @property
     def activations(self) -> str:
         """Identifies the prepared form of the activations."""
-        return self.codes + ("_sums" if self.sums else "")
+        return self.codes + ("_sums" if self.sums else "") + ("_pairs" if self.pairs else "")
 
     @property
     def id(self) -> str:
-        """Identifies the whole layout, such as ``mr16_kgroup2+int16``."""
+        """Identifies the whole layout, such as ``mr16_kgroup2+int16_pairs``."""
         return f"{self.plane}+{self.activations}"
 
     def __str__(self) -> str:
@@ -107,7 +110,7 @@ def layout_of(row: Row | None) -> Layout:
     if leg is None:
         raise ValueError(f"row {row.suffix}: there is no leg {value(row, 'dot')!r}")
     bias = number(row, "bias")
-    return Layout(number(row, "mr"), leg.kgroup, bias, leg.codes, sums=bias != 0)
+    return Layout(number(row, "mr"), leg.kgroup, bias, leg.codes, sums=bias != 0, pairs=leg.dot in PAIRS)
 
 
 def aligned(count: int, dtype: Any) -> NDArray[Any]:
