@@ -102,7 +102,7 @@ def test_names() -> None:
 def test_layout_follows_the_row_and_only_what_matters() -> None:
     assert layout_of(None) is REFERENCE
     row = tk.perm(dot="madd16", width=256, mr=16, kstep=1, nr=5)
-    assert layout_of(row) == Layout(16, 2, codes="int16")
+    assert layout_of(row) == Layout(16, 2, codes="int16", pairs=True)
     assert layout_of(tk.perm(dot="madd16", width=256, mr=16, kstep=4, nr=3, gkstep=2)) == layout_of(row)
     assert layout_of(tk.perm(dot="vpdpbusd", width=256, mr=8, kstep=2, bias=128)) == Layout(8, 4, 128, sums=True)
     assert layout_of(tk.perm(dot="smmla", mr=4, kstep=2)).kgroup == 8
