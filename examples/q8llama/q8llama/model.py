@@ -244,7 +244,8 @@ def _load(
     with np.errstate(all="ignore"):
         radians = turns(c, factors)
     if not (np.isfinite(radians) & (np.abs(radians) <= 1 << 20)).all():
-        raise ModelError(f"{file.path}: it is corrupt: it turns pairs by {radians.flat[np.argmax(np.abs(radians))]} radians")
+        most = radians.flat[np.argmax(np.abs(radians))]
+        raise ModelError(f"{file.path}: it is corrupt: it turns pairs by {most} radians a position")
     unknown = sorted(set(file.tensors) - wanted)
     if unknown:
         raise fail(f"it has {unknown[0]!r}, which this forward pass does not use ({len(unknown)} such tensors)")

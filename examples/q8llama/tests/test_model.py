@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -143,9 +144,14 @@ def test_what_goes_wrong_outside_is_one_line(python: Any, small: Path) -> None:
     assert quiet.stderr.strip() in ("141", "0")
 
 
-def test_a_prompt_of_nothing_and_a_dialogue_without_input(python: Any, small: Path) -> None:
-    done = python("-m", "q8llama", "\x04", "--model", small, check=False)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "nothing that" in done.stderr
+def test_a_prompt_of_nothing_and_a_dialogue_without_input(small: Path, monkeypatch: Any) -> None:
+    from q8llama import Model, ModelError
+    from q8llama.__main__ import parser, talk
+
+    model = Model.load(small)
+    monkeypatch.setattr(model.tokenizer, "encode", lambda *words, **named: [])
+    with pytest.raises(ModelError, match="nothing that this model's vocabulary knows"):
+        talk(model, parser().parse_args(["\x04"]))
     shell = f"{sys.executable} -m q8llama --chat --model {small} <&-"
     done = subprocess.run(shell, shell=True, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "standard input" in done.stderr
@@ -153,10 +159,9 @@ def test_a_prompt_of_nothing_and_a_dialogue_without_input(python: Any, small: Pa
 
 def test_a_dialogue_that_outgrows_the_model_forgets_its_beginning(small: Path, capsys: Any, monkeypatch: Any) -> None:
     import builtins
-    from types import SimpleNamespace
 
     from q8llama import Model
-    from q8llama.__main__ import talk
+    from q8llama.__main__ import parser, talk
 
     model, questions = Model.load(small), iter(["and the " * 40] * 6)
 
@@ -175,9 +180,8 @@ def test_a_dialogue_that_outgrows_the_model_forgets_its_beginning(small: Path, c
         return chat(messages)
 
     monkeypatch.setattr(model.tokenizer, "chat", seen)
-    options = SimpleNamespace(chat=True, prompt=None, system=None, tokens=200, seed=None, temperature=0.8)
-    assert talk(model, options) == 0
-    assert max(lengths) > 1 and any(b < a for a, b in zip(lengths, lengths[1:], strict=False))
+    assert talk(model, parser().parse_args(["--chat", "--tokens", "200"])) == 0
+    assert max(lengths) > 1 and any(b < a for a, b in itertools.pairwise(lengths))
     capsys.readouterr()
 
 
@@ -205,7 +209,6 @@ def test_a_session_is_one_thread_s_at_a_time(small: Path) -> None:
         thread.start()
     end = time.monotonic() + 20
     while not refused and time.monotonic() < end:
-        assert not isinstance(session.positions, bool)
         time.sleep(0.01)
     stop.set()
     for thread in threads:
@@ -237,7 +240,8 @@ def test_what_a_session_refuses(small: Path) -> None:
 
 
 def test_a_long_prompt_is_read_in_parts(small: Path) -> None:
-    from q8llama import Model, model as module
+    from q8llama import Model
+    from q8llama.model import FEED
 
     found = Model.load(small)
     tokens = np.arange(1020) % 300
@@ -245,5 +249,5 @@ def test_a_long_prompt_is_read_in_parts(small: Path) -> None:
     every = whole.feed(tokens, every=True)
     for first in range(0, 1020, 7):
         last = parts.feed(tokens[first : first + 7])
-    assert module.FEED < 1020 and every.shape == (1020, 300)
+    assert FEED < 1020 and every.shape == (1020, 300)
     assert (every[-1] == last).all() and (found.session(1024).feed(tokens) == last).all()
