@@ -35,7 +35,7 @@ ENGINE = Extension(
 
 setup(
     packages=["q8llama"],
-    package_data={"q8llama": ["*.c", "*.h"]},
+    package_data={"q8llama": ["*.c", "*.h", "*.pyi"]},
     ext_modules=[FamilyExtension("q8llama/kernels.py"), ENGINE],
     cmdclass={"build_ext": build},
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {},

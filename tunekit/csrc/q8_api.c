@@ -253,7 +253,7 @@ static int row_of(float *x, const tunekit_q8_region *m, int64_t n, int64_t K)
 
 static int fits(const tunekit_q8_region *m, int64_t T, int64_t K)
 {
-    return good(T, m->N, K) && m->ldy >= 0 && m->t0 >= 0 && m->t1 <= T
+    return good(T, m->N, K) && m->ldy >= 0 && m->t0 >= 0 && m->t0 <= m->t1 && m->t1 <= T
         && (m->w != NULL || m->N == 0 || K == 0 || chosen->mx4_gemv != NULL);
 }
 
@@ -273,7 +273,8 @@ static int64_t up(int64_t n)
 /* prepared | codes | scales, on 64-byte boundaries */
 static int64_t acts_bytes(int64_t T, int64_t K)
 {
-    if (!good(T, 0, K))
+    /* No form takes more than 8 bytes a value and 512 more a token. */
+    if (!good(T, 0, K) || product(T, K + 64, 8) < 0)
         return -1;
     return up(chosen->acts_bytes(T, (int32_t)(K / BLOCK))) + up(T * K) + up(T * (K / BLOCK) * (int64_t)sizeof(float));
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -38,13 +40,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0, or 1 with a message where a model or a file is no good."""
     made = parser()
     options = made.parse_args(arguments)
-    if options.tokens < 1 or options.temperature <= 0 or (options.threads is not None and options.threads < 1):
-        made.error("--tokens, --temperature and --threads are above 0")
+    if options.tokens < 1 or (options.threads is not None and options.threads < 1):
+        made.error("--tokens and --threads are above 0")
+    if not 0.001 <= options.temperature <= 1000:
+        made.error("--temperature is from 0.001 to 1000")
+    if options.seed is not None and options.seed < 0:
+        made.error("--seed is 0 or more")
+    if options.model == "":
+        made.error("--model: no file is named")
     if options.prompt is None and not (options.chat or options.bench or options.profile):
         made.error("a prompt is needed (or --chat, --bench or --profile)")
     if options.prompt == "":
         made.error("the prompt is empty")
+    if options.prompt is None and options.chat and sys.stdin is None:
+        made.error("a dialogue needs a standard input; or give a question")
+    # What a stream cannot show becomes a question mark: an answer is worth more than its last letter.
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     import tunekit
+    from tunekit.errors import TunekitError
 
     try:
         from q8llama.model import Model, bar
@@ -56,7 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
                 return bench.main(model, profile=options.profile, as_json=options.json)
             return talk(model, options)
-    except (ModelError, OSError, ImportError) as error:
+    except BrokenPipeError:
+        # Whoever read has gone, and there is nobody to tell; nor is anything left to be written at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except MemoryError:
+        print("q8llama: there is not enough memory", file=sys.stderr)
+        return 1
+    except (ModelError, TunekitError, OSError, ImportError) as error:
         print(f"q8llama: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -72,13 +94,16 @@ def talk(model: object, options: argparse.Namespace) -> int:
     choose = greedy if options.seed is None else sampler(options.seed, options.temperature)
     if not options.chat:
         tokens = model.tokenizer.encode(options.prompt, special=True)
-        session = model.session(len(tokens) + options.tokens)
+        if not tokens:
+            raise ModelError("the prompt has nothing that this model's vocabulary knows")
+        session = model.session(len(tokens) + options.tokens - 1)  # the last token of an answer is not read
         print(options.prompt, end="", flush=True)
         for text in model.tokenizer.stream(session.answer(tokens, options.tokens, choose)):
             print(text, end="", flush=True)
         print()
         return 0
-    messages = [{"role": "system", "content": options.system}] if options.system else []
+    messages = [{"role": "system", "content": options.system}] if options.system is not None else []
+    kept = len(messages)
     question: str | None = options.prompt
     while True:
         if question is None:
@@ -88,7 +113,11 @@ def talk(model: object, options: argparse.Namespace) -> int:
                 return 0
         messages.append({"role": "user", "content": question})
         tokens = model.tokenizer.chat(messages)
-        session, said = model.session(len(tokens) + options.tokens), ""
+        # A dialogue that outgrows the model loses its oldest question and answer.
+        while len(tokens) + options.tokens - 1 > model.config.context and len(messages) > kept + 1:
+            del messages[kept : kept + 2]
+            tokens = model.tokenizer.chat(messages)
+        session, said = model.session(len(tokens) + options.tokens - 1), ""
         for text in model.tokenizer.stream(session.answer(tokens, options.tokens, choose)):
             print(text, end="", flush=True)
             said += text

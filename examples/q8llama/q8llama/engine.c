@@ -92,6 +92,10 @@ static PyObject *make(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "a matrix of another size, or made twice");
         return NULL;
     }
+    if ((mx4 ? m->q8->nibbles(N, K) : m->q8->weights(N, K)) < 0) {
+        PyErr_SetString(PyExc_ValueError, "a matrix that does not fit into memory");
+        return NULL;
+    }
     if (mx4) {
         to->nib = room_for(&m->planes, m->q8->nibbles(N, K));
         to->e = room_for(&m->planes, m->q8->exponents(N, K));
@@ -228,6 +232,15 @@ static PyObject *new_session(PyObject *self, PyObject *args)
     return made;
 }
 
+/* Whether this thread may use the session now; with an error where another one does. */
+static int take(session *s)
+{
+    if (!atomic_flag_test_and_set(&s->busy))
+        return 1;
+    PyErr_SetString(PyExc_RuntimeError, "the session is in use by another thread; each thread needs its own");
+    return 0;
+}
+
 static PyObject *feed(PyObject *self, PyObject *args)
 {
     PyObject *capsule;
@@ -237,7 +250,7 @@ static PyObject *feed(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "Oy*w*p", &capsule, &tokens, &logits, &all))
         return NULL;
     session *const s = session_of(capsule);
-    if (s != NULL) {
+    if (s != NULL && take(s)) {
         const int64_t count = tokens.len / 4, want = logits.len == 0 ? 0 : (all ? count : 1) * s->m->vocab * 4;
         int good = tokens.len % 4 == 0 && count > 0 && logits.len == want;
         for (int64_t i = 0; good && i < count; i++)
@@ -255,6 +268,7 @@ static PyObject *feed(PyObject *self, PyObject *args)
             if (status != 0)
                 PyErr_NoMemory();
         }
+        atomic_flag_clear(&s->busy);
     }
     PyBuffer_Release(&tokens);
     PyBuffer_Release(&logits);
@@ -271,15 +285,18 @@ static PyObject *position(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O|L", &capsule, &to))
         return NULL;
     session *const s = session_of(capsule);
-    if (s == NULL)
+    if (s == NULL || !take(s))
         return NULL;
-    if (to > s->position || to < -1) {
+    const int64_t found = s->position;
+    const int good = to <= found && to >= -1;
+    if (good && to >= 0)
+        s->position = to;
+    atomic_flag_clear(&s->busy);
+    if (!good) {
         PyErr_SetString(PyExc_ValueError, "a session can be set back, and not forward");
         return NULL;
     }
-    if (to >= 0)
-        s->position = to;
-    return PyLong_FromLongLong(s->position);
+    return PyLong_FromLongLong(to >= 0 ? to : found);
 }
 
 static PyObject *settings(PyObject *self, PyObject *args)
@@ -290,10 +307,11 @@ static PyObject *settings(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "Opp", &capsule, &plain, &profile))
         return NULL;
     session *const s = session_of(capsule);
-    if (s == NULL)
+    if (s == NULL || !take(s))
         return NULL;
     s->plain = plain;
     s->profile = profile;
+    atomic_flag_clear(&s->busy);
     Py_RETURN_NONE;
 }
 
@@ -302,11 +320,19 @@ static PyObject *counts(PyObject *self, PyObject *capsule)
     static const char *const names[PARTS] = {"embedding", "norm", "qkv", "rope", "attention", "attention out", "gate and up", "swiglu", "down", "head"};
     (void)self;
     session *const s = session_of(capsule);
-    PyObject *const parts = s != NULL ? PyDict_New() : NULL;
+    if (s == NULL || !take(s))
+        return NULL;
+    int64_t ns[PARTS];
+    const int64_t ops = s->ops, rendezvous = s->rendezvous;
+    memcpy(ns, s->ns, sizeof ns);
+    s->ops = s->rendezvous = 0;
+    memset(s->ns, 0, sizeof s->ns);
+    atomic_flag_clear(&s->busy);
+    PyObject *const parts = PyDict_New();
     if (parts == NULL)
         return NULL;
     for (int i = 0; i < PARTS; i++) {
-        PyObject *const value = PyLong_FromLongLong(s->ns[i]);
+        PyObject *const value = PyLong_FromLongLong(ns[i]);
         if (value == NULL || PyDict_SetItemString(parts, names[i], value) != 0) {
             Py_XDECREF(value);
             Py_DECREF(parts);
@@ -314,10 +340,7 @@ static PyObject *counts(PyObject *self, PyObject *capsule)
         }
         Py_DECREF(value);
     }
-    PyObject *const made = Py_BuildValue("{sLsLsN}", "ops", (long long)s->ops, "rendezvous", (long long)s->rendezvous, "ns", parts);
-    s->ops = s->rendezvous = 0;
-    memset(s->ns, 0, sizeof s->ns);
-    return made;
+    return Py_BuildValue("{sLsLsN}", "ops", (long long)ops, "rendezvous", (long long)rendezvous, "ns", parts);
 }
 
 static PyMethodDef methods[] = {

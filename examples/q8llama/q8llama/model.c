@@ -161,6 +161,7 @@ int session_init(session *s, const model *m, int64_t capacity)
 {
     const int64_t half = m->hd / 2, all = parts_of(most(capacity, 1), SLICE) * SLICE;
     memset(s, 0, sizeof *s);
+    atomic_flag_clear(&s->busy);
     s->m = m;
     s->capacity = all;
     s->batch = least(all, BATCH);

@@ -11,6 +11,7 @@
 
 #include <Python.h> /* first: it sets feature macros */
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include <q8llama_kernels.h>
@@ -72,6 +73,7 @@ typedef struct {
     int32_t ready;          /* lanes that have been made */
     int32_t plain;          /* decode: a key-value head is one unit, whatever the context */
     int32_t profile;
+    atomic_flag busy;       /* set while a thread feeds it */
     int64_t ns[PARTS], ops, rendezvous; /* of everything since they were last asked for */
 } session;
 

@@ -24,6 +24,9 @@ ROWS = 4096
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 NORMS = ("attn_norm", "ffn_norm")
+FEED = 512
+"""Tokens that are read in one go: between two of them Python sees a Ctrl-C."""
+
 TYPES = ("F32", "F16", "Q8_0", "Q4_1", "MXFP4")
 
 Progress = Callable[[int, int], None]
@@ -139,7 +142,7 @@ def installed_model() -> Path:
 
 def bar(name: str) -> Progress | None:
     """A progress bar on standard error, where that is a terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         return None
 
     def show(done: int, total: int) -> None:
@@ -191,9 +194,8 @@ class Model:
 
         Raises:
             ModelError: the model knows fewer positions.
+            ValueError: none are asked for.
         """
-        if positions > self.config.context:
-            raise ModelError(f"{self.name} knows {self.config.context} positions, and {positions} are asked for")
         return Session(self, positions)
 
 
@@ -239,11 +241,16 @@ def _load(
     factors = None
     if "rope_freqs.weight" in file.tensors:
         factors = tensor("rope_freqs.weight", c.head // 2).floats()
+    with np.errstate(all="ignore"):
+        radians = turns(c, factors)
+    if not (np.isfinite(radians) & (np.abs(radians) <= 1 << 20)).all():
+        most = radians.flat[np.argmax(np.abs(radians))]
+        raise ModelError(f"{file.path}: it is corrupt: it turns pairs by {most} radians a position")
     unknown = sorted(set(file.tensors) - wanted)
     if unknown:
-        raise fail(f"it has {unknown[0]}, which this forward pass does not use ({len(unknown)} such tensors)")
+        raise fail(f"it has {unknown[0]!r}, which this forward pass does not use ({len(unknown)} such tensors)")
 
-    engine = _engine.model(c.layers, c.d, c.heads, c.kv_heads, c.head, c.ff, c.vocabulary, c.eps, turns(c, factors))
+    engine = _engine.model(c.layers, c.d, c.heads, c.kv_heads, c.head, c.ff, c.vocabulary, c.eps, radians)
     for layer, which, one in norms:
         values = one.floats()
         if not np.isfinite(values).all():
@@ -295,9 +302,20 @@ class Session:
     Args:
         model: whose.
         positions: tokens that it has room for, prompt and answer together.
+
+    A session is one thread's at a time: RuntimeError where another one uses it.
+
+    Raises:
+        ModelError: the model knows fewer positions.
+        ValueError: none are asked for.
     """
 
     def __init__(self, model: Model, positions: int) -> None:
+        if positions < 1:
+            raise ValueError(f"a session has room for one token and more, not {positions}")
+        if positions > model.config.context:
+            raise ModelError(f"{model.name} knows {model.config.context} positions, and {positions} are asked for")
+        self.positions = positions
         self.model, self._engine = model, _engine.session(model._engine, positions)
 
     @property
@@ -306,7 +324,13 @@ class Session:
         return int(_engine.position(self._engine))
 
     def back(self, position: int = 0) -> None:
-        """Forget what came at this position and later."""
+        """Forget what came at this position and later.
+
+        Raises:
+            ValueError: the session is not that far.
+        """
+        if position < 0:
+            raise ValueError(f"a position is 0 or more, not {position}")
         _engine.position(self._engine, position)
 
     def settings(self, plain: bool = False, profile: bool = False) -> None:
@@ -338,10 +362,23 @@ class Session:
         Raises:
             ValueError: no tokens, one outside the vocabulary, or more than there is room for.
         """
-        given = np.ascontiguousarray(tokens, np.int32)
-        shape = (given.size, self.model.config.vocabulary) if every else (self.model.config.vocabulary,)
-        out = np.empty(shape if logits else 0, np.float32)
-        _engine.feed(self._engine, given, out, every)
+        found, vocabulary = np.asarray(tokens), self.model.config.vocabulary
+        if found.size == 0:
+            raise ValueError("there are no tokens to read")
+        if found.dtype.kind not in "iu" or found.ndim != 1:
+            raise ValueError(f"tokens are whole numbers in a row, not {found.dtype} of shape {found.shape}")
+        if found.min() < 0 or found.max() >= vocabulary:
+            raise ValueError(f"tokens are from 0 to {vocabulary - 1}; there is one outside the vocabulary")
+        position = self.position
+        if position + found.size > self.positions:
+            raise ValueError(f"{position} tokens and {found.size} more do not fit into {self.positions} positions")
+        given = np.ascontiguousarray(found, np.int32)
+        out = np.empty(((given.size, vocabulary) if every else (vocabulary,)) if logits else 0, np.float32)
+        none = np.empty(0, np.float32)
+        for first in range(0, given.size, FEED):
+            last = min(first + FEED, given.size)
+            wanted = none if not logits else out[first:last] if every else out if last == given.size else none
+            _engine.feed(self._engine, given[first:last], wanted, every)
         return out
 
     def answer(self, tokens: Sequence[int], most: int, choose: Callable[[NDArray[np.float32]], int]) -> Iterator[int]:
@@ -361,14 +398,23 @@ def greedy(logits: NDArray[np.float32]) -> int:
     return int(np.argmax(logits))
 
 
+COLDEST, HOTTEST = 0.001, 1000.0
+"""Temperatures that tokens are drawn at."""
+
+
 def sampler(seed: int, temperature: float, top: int = 40) -> Callable[[NDArray[np.float32]], int]:
     """Draw among the likeliest, by a generator of this seed: the same tokens on every box.
 
     Args:
         seed: of the generator.
-        temperature: above 0; small is near greedy.
-        top: how many tokens are drawn from.
+        temperature: from 0.001 to 1000; small is near greedy.
+        top: how many tokens are drawn from, 1 and more.
+
+    Raises:
+        ValueError: another temperature, a negative seed, or nothing to draw from.
     """
+    if not (COLDEST <= temperature <= HOTTEST and seed >= 0 and top >= 1):
+        raise ValueError(f"seed {seed}, temperature {temperature}, top {top}: no such way of drawing")
     random = np.random.Generator(np.random.PCG64(seed))
 
     def choose(logits: NDArray[np.float32]) -> int:

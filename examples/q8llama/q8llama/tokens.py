@@ -110,6 +110,8 @@ class Tokenizer:
             if not isinstance(listed, list) or not listed or not all(isinstance(t, str) for t in listed):
                 raise fail(f"the file has no list of {name}")
         assert isinstance(texts, list) and isinstance(merges, list)
+        if not isinstance(types, list):
+            raise fail("the file has no list of types of tokens")
         if types and len(types) != len(texts):
             raise fail(f"{len(texts)} tokens and {len(types)} types of tokens")
         self.size = len(texts)
@@ -217,7 +219,6 @@ class Tokenizer:
         """
         if self._template is None:
             raise ModelError(f"{self._path}: it has no chat template; ask it without --chat")
-        from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         # The contents are put in afterwards: a place holder of private characters for each.
@@ -229,8 +230,9 @@ class Tokenizer:
         }
         try:
             text = world.from_string(self._template).render(messages=held, add_generation_prompt=True, **names)
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ModelError(f"{self._path}: its chat template cannot be used: {error}") from error
+        except Exception as error:  # it is a program of the file's author, and may fail in any way
+            reason = f"{type(error).__name__}: {error}"
+            raise ModelError(f"{self._path}: its chat template cannot be used: {reason}") from error
         found: list[int] = []
         for part in re.split(r"(\ue000\d+\ue001)", text):
             if part in holders:

@@ -56,6 +56,8 @@ CASES: dict[str, tuple[Callable[[], bytes], str]] = {
     "no merges": (lambda: changed(tokenizer__ggml__merges=None), "no list of merges"),
     "a vocabulary that does not match": (lambda: changed(tokenizer__ggml__tokens=make.TOKENS[:299], tokenizer__ggml__token_type=[1] * 299), "299 tokens, and token_embd.weight 300 rows"),
     "types that do not match": (lambda: changed(tokenizer__ggml__token_type=[1, 1]), "300 tokens and 2 types"),
+    "types that are no list": (lambda: changed(tokenizer__ggml__token_type=7), "no list of types"),
+    "angles beyond measure": (lambda: changed(llama__rope__freq_base=1e-30), "corrupt: it turns pairs by"),
     "an end outside": (lambda: changed(tokenizer__ggml__eos_token_id=300), "eos token is 300"),
     "no embedding": (lambda: replaced("token_embd.weight"), "no matrix token_embd.weight"),
     "a missing matrix": (lambda: replaced("blk.1.ffn_up.weight"), "no tensor blk.1.ffn_up.weight"),

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,20 +125,129 @@ def test_the_command_line(python: Any, small: Path) -> None:
     bench = json.loads(python("-m", "q8llama", "--bench", "--json", "--model", small).stdout)
     assert bench["rendezvous a layer"] == 5 and bench["prefill tokens/s"] > 0
     assert "not products" in python("-m", "q8llama", "--profile", "--model", small).stdout
-    for words in ((), ("x", "--tokens", "0"), ("",)):
-        assert python("-m", "q8llama", *words, check=False).returncode == 2
+    wrong = ((), ("x", "--tokens", "0"), ("",), ("x", "--seed", "-1"), ("x", "--temperature", "nan"), ("x", "--model", ""))
+    for words in wrong:
+        done = python("-m", "q8llama", *words, check=False)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, words
+
+
+def test_what_goes_wrong_outside_is_one_line(python: Any, small: Path) -> None:
+    words = ("-m", "q8llama", "and the", "--model", small, "--tokens", 3)
+    done = python(*words, check=False, TUNEKIT_THREADS="0")
+    assert done.returncode == 1 and done.stderr.startswith("q8llama: ") and done.stderr.count("\n") == 1
+    assert python("-m", "q8llama", "é 😀 and", *words[3:], PYTHONIOENCODING="ascii:strict").stdout.startswith("? ? and")
+    shell = " ".join(map(str, [sys.executable, "-m", "q8llama", "and", *words[3:]]))
+    assert subprocess.run(f"{shell} 2>&-", shell=True, cwd="/", capture_output=True, check=False).returncode == 0
+    done = subprocess.run(f"{shell} --chat <&-", shell=True, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr
+    quiet = subprocess.run(f"({shell}; echo $? >&2) | true", shell=True, cwd="/", capture_output=True, text=True, check=False)
+    assert quiet.stderr.strip() in ("141", "0")
+
+
+def test_a_prompt_of_nothing_and_a_dialogue_without_input(small: Path, monkeypatch: Any) -> None:
+    from q8llama import Model, ModelError
+    from q8llama.__main__ import parser, talk
+
+    model = Model.load(small)
+    monkeypatch.setattr(model.tokenizer, "encode", lambda *words, **named: [])
+    with pytest.raises(ModelError, match="nothing that this model's vocabulary knows"):
+        talk(model, parser().parse_args(["\x04"]))
+    shell = f"{sys.executable} -m q8llama --chat --model {small} <&-"
+    done = subprocess.run(shell, shell=True, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "standard input" in done.stderr
+
+
+def test_a_dialogue_that_outgrows_the_model_forgets_its_beginning(small: Path, capsys: Any, monkeypatch: Any) -> None:
+    import builtins
+
+    from q8llama import Model
+    from q8llama.__main__ import parser, talk
+
+    model, questions = Model.load(small), iter(["and the " * 40] * 6)
+
+    def ask(prompt: str) -> str:
+        try:
+            return next(questions)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr(builtins, "input", ask)
+    chat = model.tokenizer.chat
+    lengths: list[int] = []
+
+    def seen(messages: Any) -> list[int]:
+        lengths.append(len(messages))
+        return chat(messages)
+
+    monkeypatch.setattr(model.tokenizer, "chat", seen)
+    assert talk(model, parser().parse_args(["--chat", "--tokens", "200"])) == 0
+    assert max(lengths) > 1 and any(b < a for a, b in itertools.pairwise(lengths))
+    capsys.readouterr()
+
+
+def test_a_session_is_one_thread_s_at_a_time(small: Path) -> None:
+    import threading
+    import time
+
+    from q8llama import Model
+
+    session = Model.load(small).session(1024)
+    stop, refused = threading.Event(), []
+
+    def use() -> None:
+        while not stop.is_set():
+            try:
+                session.back(0)
+                session.feed([1] * 500, logits=False)
+            except RuntimeError as error:
+                refused.append(str(error))
+            except ValueError:
+                pass  # the other one has fed it in between
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 20
+    while not refused and time.monotonic() < end:
+        time.sleep(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert refused and "another thread" in refused[0]
+    assert session.position <= 1024
 
 
 def test_what_a_session_refuses(small: Path) -> None:
-    from q8llama import Model, ModelError
+    from q8llama import Model, ModelError, Session
 
     model = Model.load(small)
     session = model.session(4)
-    for tokens in ([], [300], [-1], [1] * 257):
+    for tokens in ([], [300], [-1], [1] * 5, [1.5], [2**32 + 5], [[1]], ["1"]):
         with pytest.raises(ValueError):
             session.feed(tokens)
+    with pytest.raises(ValueError, match="0 or more"):
+        session.back(-1)
     session.feed([1, 2])
     with pytest.raises(ValueError, match="set back"):
         session.back(3)
-    with pytest.raises(ModelError, match="1024 positions"):
-        model.session(1025)
+    with pytest.raises(ValueError, match="fit into 4"):
+        session.feed([1] * 3)
+    for make in (model.session, lambda positions: Session(model, positions)):
+        with pytest.raises(ModelError, match="1024 positions"):
+            make(1025)
+        with pytest.raises(ValueError, match="one token and more"):
+            make(0)
+
+
+def test_a_long_prompt_is_read_in_parts(small: Path) -> None:
+    from q8llama import Model
+    from q8llama.model import FEED
+
+    found = Model.load(small)
+    tokens = np.arange(1020) % 300
+    whole, parts = found.session(1024), found.session(1024)
+    every = whole.feed(tokens, every=True)
+    for first in range(0, 1020, 7):
+        last = parts.feed(tokens[first : first + 7])
+    assert FEED < 1020 and every.shape == (1020, 300)
+    assert (every[-1] == last).all() and (found.session(1024).feed(tokens) == last).all()
