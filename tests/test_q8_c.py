@@ -111,8 +111,8 @@ for t in (1, 3, 40):
                 assert api.piece(c.addressof(one), p(buffer), t, a, b, u, u + 1, k) == 0
     assert same(y[:, :n], want[0]) and same(z, want[1]) and (y[:, n:] == 7).all()
     assert api.piece(c.addressof(r), p(buffer), t, 0, t + 1, 0, 1, k) == api.acts(p(buffer), p(x), t, 0, 1, 31) == -2
-    r[0].t1 = t + 1
-    assert api.regions(c.addressof(r), 2, p(x), t, k) == -2
+    for r[0].t0, r[0].t1 in ((0, t + 1), (1, 0)):
+        assert api.regions(c.addressof(r), 2, p(x), t, k) == -2
 codes, scales = m.codes, m.scales
 one = np.empty(k, np.float32)
 for i in (0, 1, 2, 20, n - 1):
@@ -131,6 +131,7 @@ for bad in ((1, 2, 33), (1, -1, 32), (-1, 2, 32), (1, 2, -32), (1 << 40, 1 << 40
     assert api.matmul(None, None, None, None, *bad) == -2, bad
 assert api.weights(3, 31) == api.scales(-1, 32) == -1 and api.pack(None, None, None, 1, 31) == -2
 assert api.matmul(p(y), p(x), p(own_w), p(own_s), 0, n, k) == 0
+assert all(api.acts_bytes(1 << b, 0) == -1 for b in (57, 58, 60, 62)) and api.acts_bytes(3, 0) >= 0
 print(api.row.decode(), api.source.decode(), row.layout)
 """
 
