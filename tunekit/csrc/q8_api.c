@@ -12,6 +12,7 @@
 
 #include "fpenv.h"
 #include "knobs.h"
+#include "shape.h"
 
 enum { BLOCK = 32, Q8_0_BYTES = 2 + BLOCK };
 
@@ -19,22 +20,12 @@ static const tk_q8_row *chosen;
 static int32_t kgroup, nibble_kgroup;
 static uint8_t bias;
 
-/* a * b * c, or -1 where one is negative or it does not fit. */
-static int64_t product(int64_t a, int64_t b, int64_t c)
-{
-    if (a < 0 || b < 0 || c < 0)
-        return -1;
-    if ((b > 0 && a > INT64_MAX / b) || (c > 0 && a * b > INT64_MAX / c))
-        return -1;
-    return a * b * c;
-}
-
 static int good(int64_t T, int64_t N, int64_t K)
 {
     if (K < 0 || K % BLOCK != 0 || K / BLOCK > INT32_MAX || N < 0 || N > INT64_MAX - TK_Q8_MR_MAX)
         return 0;
-    return product(T, N, sizeof(float)) >= 0 && product(T, K, sizeof(float)) >= 0
-        && product(N + TK_Q8_MR_MAX, K, sizeof(float)) >= 0;
+    return tk_times(tk_times(T, N), sizeof(float)) >= 0 && tk_times(tk_times(T, K), sizeof(float)) >= 0
+        && tk_times(tk_times(N + TK_Q8_MR_MAX, K), sizeof(float)) >= 0;
 }
 
 static int64_t padded(int64_t N)
@@ -274,7 +265,7 @@ static int64_t up(int64_t n)
 static int64_t acts_bytes(int64_t T, int64_t K)
 {
     /* No form takes more than 8 bytes a value and 512 more a token. */
-    if (!good(T, 0, K) || product(T, K + 64, 8) < 0)
+    if (!good(T, 0, K) || tk_times(tk_times(T, K + 64), 8) < 0)
         return -1;
     return up(chosen->acts_bytes(T, (int32_t)(K / BLOCK))) + up(T * K) + up(T * (K / BLOCK) * (int64_t)sizeof(float));
 }

@@ -10,7 +10,7 @@ what was there and what should have been.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -322,6 +322,12 @@ def _widths(most: int) -> list[int]:
     return [n for n in range(1, most + 1) if n <= 17 or n % 16 in (0, 1, 15)]
 
 
+def _calls(tokens: int, step: int, groups: int) -> Iterator[tuple[int, int, int]]:
+    """Calls of a tile for each of its widths: the first token, how many, and of how many groups."""
+    for nt in _widths(step):
+        yield from ((0, nt, groups), (1, nt, 1), (tokens - nt, nt, min(groups, 2)))
+
+
 def _tile(bound: BoundRow, kind: str, nb: int) -> str | None:
     layout = layout_of(bound.row)
     step = int(bound.call("q8q8_tokstep"))
@@ -341,10 +347,9 @@ def _tile(bound: BoundRow, kind: str, nb: int) -> str | None:
         return y.check(f"tile of {nt} tokens from {t0}, {ng} groups", data.y[t0 : t0 + nt, :width], ldy, width)
 
     bound.call("q8q8_amx_cfg")  # what another row left in this thread's tiles is not to be relied upon
-    for nt in _widths(step):
-        for t0, ng in ((0, groups), (1, 1), (tokens - nt, min(groups, 2))):
-            if reason := check(t0, nt, ng):
-                return reason
+    for t0, nt, ng in _calls(tokens, step, groups):
+        if reason := check(t0, nt, ng):
+            return reason
     for t0 in range(0, tokens, step):
         if reason := check(t0, min(step, tokens - t0), groups):
             return reason
@@ -436,7 +441,7 @@ def _mx4_tile(bound: BoundRow, kind: str, nb: int) -> str | None:
     if room < 0:
         return f"mx4_room({nb}) is {room}"
     rooms: dict[int, NDArray[np.uint8]] = {}
-    for ng in {1, min(groups, 2), groups}:
+    for ng in {ng for _, _, ng in _calls(tokens, step, groups)}:
         buffer = aligned(ng * room + 128, np.uint8)
         buffer[...] = 0x5A
         rooms[ng] = buffer[64 : 64 + ng * room]
@@ -444,15 +449,14 @@ def _mx4_tile(bound: BoundRow, kind: str, nb: int) -> str | None:
         if (buffer[:64] != 0x5A).any() or (buffer[64 + ng * room :] != 0x5A).any():
             return f"expansion of {ng} groups of {nb} blocks wrote outside its room"
     bound.call("q8q8_amx_cfg")
-    for nt in _widths(step):
-        for t0, ng in ((0, groups), (1, 1), (tokens - nt, min(groups, 2))):
-            width = ng * layout.mr
-            ldy = width + 5
-            y = Guarded((nt - 1) * ldy + width)
-            bound.call("q8q8_mx4_tile", y.inner, ldy, nib, e, rooms[ng], xa, tokens, t0, nt, nb, ng)
-            name = f"MXFP4 tile of {nt} tokens from {t0}, {ng} groups"
-            if reason := y.check(name, data.y[t0 : t0 + nt, :width], ldy, width):
-                return reason
+    for t0, nt, ng in _calls(tokens, step, groups):
+        width = ng * layout.mr
+        ldy = width + 5
+        y = Guarded((nt - 1) * ldy + width)
+        bound.call("q8q8_mx4_tile", y.inner, ldy, nib, e, rooms[ng], xa, tokens, t0, nt, nb, ng)
+        name = f"MXFP4 tile of {nt} tokens from {t0}, {ng} groups"
+        if reason := y.check(name, data.y[t0 : t0 + nt, :width], ldy, width):
+            return reason
     return None
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from q8llama.errors import ModelError
+from q8llama.model import COLDEST, HOTTEST, Model, bar, greedy, sampler
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = made.parse_args(arguments)
     if options.tokens < 1 or (options.threads is not None and options.threads < 1):
         made.error("--tokens and --threads are above 0")
-    if not 0.001 <= options.temperature <= 1000:
-        made.error("--temperature is from 0.001 to 1000")
+    if not COLDEST <= options.temperature <= HOTTEST:
+        made.error(f"--temperature is from {COLDEST:g} to {HOTTEST:g}")
     if options.seed is not None and options.seed < 0:
         made.error("--seed is 0 or more")
     if options.model == "":
@@ -62,8 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from tunekit.errors import TunekitError
 
     try:
-        from q8llama.model import Model, bar
-
         with tunekit.threads(options.threads) if options.threads else contextlib.nullcontext():
             model = Model.load(options.model, bar(options.model or "the installed model"))
             if options.bench or options.profile:
@@ -86,11 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def talk(model: object, options: argparse.Namespace) -> int:
+def talk(model: Model, options: argparse.Namespace) -> int:
     """Print answers as they come."""
-    from q8llama.model import Model, greedy, sampler
-
-    assert isinstance(model, Model)
     choose = greedy if options.seed is None else sampler(options.seed, options.temperature)
     if not options.chat:
         tokens = model.tokenizer.encode(options.prompt, special=True)
