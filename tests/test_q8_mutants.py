@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import lacking
 
 import tunekit as tk
 from tunekit.cpu import this_features
@@ -140,7 +141,7 @@ def test_unchanged_rows_pass(make: Make, row: Row, alternative: int) -> None:
 
 def test_maddubs_on_biased_bytes_saturates_and_is_seen(make: Make) -> None:
     """Row 31 declines for this. Needs AVX2 alone: the biased unit, its product replaced."""
-    wrong = make(BIASED, SATURATING, alternative=EVEX, features=("avx2", "fma"))
+    wrong = make(BIASED, SATURATING, alternative=EVEX, features=("avx2", "fma", "f16c"))
     assert any("extremes" in reason for reason in gates(wrong, "tile"))
     assert any("extremes" in reason for reason in gates(wrong, "gemv"))
 
@@ -288,6 +289,7 @@ int main(void)
     tk_q8_load();
     static float y[300 * 97], x[300 * 64], ws[128 * 2];
     static int8_t w[128 * 64];
+    const tk_q8_region planes = {.w = w, .ws = ws};
     tk_q8_row row;
     memset(&row, 0, sizeof row);
     row.tile = tile, row.gemv = gemv, row.acts_bytes = acts_bytes, row.prepare = prepare, row.quantize = quantize;
@@ -295,7 +297,7 @@ int main(void)
     static const int64_t tokens[] = {1, 5, 7, 130, 300}, widths[] = {1, 31, 32, 33, 97};
     for (int i = 0; i < 5; i++)
         for (int j = 0; j < 5; j++)
-            if (tk_q8_matmul(&row, y, x, NULL, NULL, w, ws, tokens[i], widths[j], 64) != 0)
+            if (tk_q8_matmul(&row, &planes, y, x, NULL, NULL, tokens[i], widths[j], 64) != 0)
                 return 1;
     return 0;
 }
@@ -321,7 +323,7 @@ def test_scratch_sized_for_the_smallest_group(tmp_path: Path) -> None:
         ]  # fmt: skip
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         if done.returncode:
-            pytest.skip(f"AddressSanitizer or Python.h is not here: {done.stderr.strip()[-200:]}")
+            lacking(f"AddressSanitizer and Python.h: {done.stderr.strip()[-200:]}")
         ran = subprocess.run(
             [f"./{name}"], cwd=tmp_path, env={"ASAN_OPTIONS": "detect_leaks=0"}, capture_output=True, text=True, timeout=60
         )

@@ -2,11 +2,12 @@
 """The layout schema: how a row wants its weights laid out, and in which form it reads activations.
 
 The plane of a matrix of N rows and K = 32*nb columns, for a layout with ``mr`` and ``kgroup``: rows stand in groups
-of ``mr``; group g starts at byte g*mr*32*nb of the weight plane and at float g*mr*nb of the scale plane. Inside it,
+of ``mr``; group g starts at byte g*mr*32*nb of the weight plane and at scale g*mr*nb of the scale plane. Inside it,
 byte bi*mr*32 + kg*kgroup*mr + r*kgroup + j holds weight k = bi*32 + kg*kgroup + j of row r, so that one vector
-load meets the same few k of several rows; the scale of block bi of row r is float bi*mr + r. With ``bias`` 128 the
-bytes are stored as ``w ^ 0x80``. N is padded to a whole number of groups by rows of zero weights and zero scales:
-no kernel needs a second, row-major path for the last rows, whose order of additions could differ.
+load meets the same few k of several rows; the scale of block bi of row r is number bi*mr + r. Scales are float32, or
+float16 where that holds them all; every row reads either. With ``bias`` 128 the bytes are stored as ``w ^ 0x80``. N is
+padded to a whole number of groups by rows of zero weights and zero scales: no kernel needs a second, row-major path
+for the last rows, whose order of additions could differ.
 
 **Nibbles.** MXFP4 weights stand in k-groups of ``nibble_kgroup``, 4 or 8: what looks them up multiplies bytes, by
 fours at least. Block bi of group g is 16*mr bytes at byte (g*nb + bi)*16*mr. For k < 16, its byte
@@ -119,12 +120,12 @@ def aligned(count: int, dtype: Any) -> NDArray[Any]:
     return pages.aligned(count * kind.itemsize).view(kind)
 
 
-def _shape(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> tuple[int, int, int]:
+def _shape(codes: NDArray[np.int8], scales: NDArray[Any]) -> tuple[int, int, int]:
     if codes.ndim != 2 or codes.dtype != np.int8 or codes.shape[1] % BLOCK:
         raise ValueError(f"codes must be int8 (N, K) with K a multiple of {BLOCK}, not {codes.dtype} {codes.shape}")
     n, k = codes.shape
-    if scales.shape != (n, k // BLOCK) or scales.dtype != np.float32:
-        raise ValueError(f"scales must be float32 {(n, k // BLOCK)}, not {scales.dtype} {scales.shape}")
+    if scales.shape != (n, k // BLOCK) or scales.dtype not in (np.float32, np.float16):
+        raise ValueError(f"scales must be float32 or float16 {(n, k // BLOCK)}, not {scales.dtype} {scales.shape}")
     return n, k, k // BLOCK
 
 
@@ -179,17 +180,18 @@ def _separate(plane: NDArray[Any], n: int, width: int, mr: int, kgroup: int) -> 
 
 
 def pack_plane(
-    codes: NDArray[np.int8], scales: NDArray[np.float32], layout: Layout
-) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    codes: NDArray[np.int8], scales: NDArray[Any], layout: Layout
+) -> tuple[NDArray[np.int8], NDArray[Any]]:
     """Lay canonical weights out for a layout.
 
     Args:
         codes: (N, K) int8, any value.
-        scales: (N, K/32) float32.
+        scales: (N, K/32) float32 or float16.
         layout: the schema.
 
     Returns:
-        The weight plane, int8, and the scale plane, float32: flat, 64-byte aligned, for N padded to whole groups.
+        The weight plane, int8, and the scale plane, of the scales' type: flat, 64-byte aligned, for N padded to whole
+        groups.
     """
     _shape(codes, scales)
     w = _interleave(codes.view(np.uint8), layout.mr, layout.kgroup, layout.bias).view(np.int8)
@@ -197,8 +199,8 @@ def pack_plane(
 
 
 def unpack_plane(
-    w: NDArray[np.int8], ws: NDArray[np.float32], n: int, k: int, layout: Layout
-) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    w: NDArray[np.int8], ws: NDArray[Any], n: int, k: int, layout: Layout
+) -> tuple[NDArray[np.int8], NDArray[Any]]:
     """The inverse of :func:`pack_plane`: canonical codes (n, k) and scales (n, k/32), fresh and C-contiguous."""
     mr, padded, nb = layout.mr, layout.padded(n), k // BLOCK
     if w.shape != (padded * k,) or ws.shape != (padded * nb,):
