@@ -69,9 +69,9 @@ be 3 % (a prediction).
 `tunekit._core` (`csrc/pack.c`: a transposition of words by SSE2, word by word elsewhere), on the lanes of the team,
 in one pass; Q8_0 bytes are taken apart there too, and their codes meet no float. 8192 x 2048, two lanes, best of many
 in one run on Zen 3: a copy into fresh memory 2.6 ms, `mr16_kgroup2` 2.4 (NumPy's transposition: 9.4). Into memory that
-was touched before: 1.0 to 1.2 times a copy in every layout, on one lane 0.85 to 1.3. `from_q8_0` parts codes and float16
-scales and converts neither: on Zen 4 0.8 times a copy of the blocks by two lanes, 1.2 by one. Without a core NumPy does
-the same, and tests hold the two together.
+was touched before: 1.0 to 1.2 times a copy in every layout, on one lane 0.85 to 1.3. `from_q8_0` parts codes and
+float16 scales and converts neither: on Zen 4 0.8 times a copy of the blocks by two lanes, 1.2 by one. Without a core
+NumPy does the same, and tests hold the two together.
 
 ## Small translation units
 

@@ -129,16 +129,25 @@ def _shape(codes: NDArray[np.int8], scales: NDArray[Any]) -> tuple[int, int, int
     return n, k, k // BLOCK
 
 
-def _interleave(rows: NDArray[Any], mr: int, kgroup: int, bias: int = 0) -> NDArray[Any]:
-    """Rows (N, columns) in groups of ``mr``, ``kgroup`` elements of a row at a time: flat, aligned, padded with 0.
+def _rooms(mr: int, *planes: NDArray[Any]) -> list[NDArray[Any]]:
+    """Uninitialised room for each of these matrices in groups of ``mr``, flat: side by side, since all are read together."""
+    sizes = [-(-len(plane) // mr) * mr * plane.shape[1] * plane.itemsize for plane in planes]
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // pages.ALIGN) * pages.ALIGN)
+    whole = pages.weights(starts[-1])
+    return [whole[a : a + size].view(plane.dtype) for a, size, plane in zip(starts, sizes, planes, strict=False)]
+
+
+def _interleave(rows: NDArray[Any], out: NDArray[Any], mr: int, kgroup: int, bias: int = 0) -> NDArray[Any]:
+    """Rows (N, columns) in groups of ``mr``, ``kgroup`` elements of a row at a time, padded with 0; into ``out``.
 
     By the core where there is one (csrc/pack.c), which takes all lanes; what NumPy does says what is right.
     """
     native = core()
     if native is None:
-        return interleave_by_numpy(rows, mr, kgroup, bias)
+        return interleave_by_numpy(rows, out, mr, kgroup, bias)
     n, width = rows.shape
-    out = pages.weights(-(-n // mr) * mr * width * rows.itemsize).view(rows.dtype)
     size = width * rows.itemsize
     part = next((p for p in (64, 32, 16) if size % p == 0), size)  # whole lines, where rows are made of such
     source = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
@@ -147,11 +156,10 @@ def _interleave(rows: NDArray[Any], mr: int, kgroup: int, bias: int = 0) -> NDAr
     return out
 
 
-def interleave_by_numpy(rows: NDArray[Any], mr: int, kgroup: int, bias: int) -> NDArray[Any]:
+def interleave_by_numpy(rows: NDArray[Any], out: NDArray[Any], mr: int, kgroup: int, bias: int) -> NDArray[Any]:
     """:func:`_interleave` without the core."""
     n, width = rows.shape
     padded, full = -(-n // mr) * mr, n // mr * mr
-    out = pages.weights(padded * width * rows.itemsize).view(rows.dtype)
     # The kgroup bytes of one row move as one word, so the interleave is a transposition of words inside each group.
     word = rows.dtype if kgroup == 1 else np.dtype(_WORDS[kgroup])
     source = np.ascontiguousarray(rows).view(word)
@@ -194,8 +202,10 @@ def pack_plane(
         groups.
     """
     _shape(codes, scales)
-    w = _interleave(codes.view(np.uint8), layout.mr, layout.kgroup, layout.bias).view(np.int8)
-    return w, _interleave(scales, layout.mr, 1)
+    raw = codes.view(np.uint8)
+    w, ws = _rooms(layout.mr, raw, scales)
+    _interleave(raw, w, layout.mr, layout.kgroup, layout.bias)
+    return w.view(np.int8), _interleave(scales, ws, layout.mr, 1)
 
 
 def unpack_plane(
@@ -227,7 +237,8 @@ def pack_nibbles(
     n, nb = exponents.shape
     if nibbles.shape != (n, nb * BLOCK // 2) or nibbles.dtype != np.uint8 or exponents.dtype != np.uint8:
         raise ValueError(f"nibbles of {nibbles.shape} and exponents of {exponents.shape} are not those of one matrix")
-    return _interleave(nibbles, layout.mr, layout.nibble_kgroup), _interleave(exponents, layout.mr, 1)
+    nib, e = _rooms(layout.mr, nibbles, exponents)
+    return _interleave(nibbles, nib, layout.mr, layout.nibble_kgroup), _interleave(exponents, e, layout.mr, 1)
 
 
 def unpack_nibbles(
