@@ -35,6 +35,7 @@ SIGN_VNNI = tk.perm(dot="vpdpbusd", width=256, mr=8, kstep=2)
 SIGN512 = tk.perm(dot="vpdpbusd", width=512, mr=16, kstep=2)
 BIASED = tk.perm(dot="vpdpbusd", width=256, mr=8, kstep=2, gkstep=2, bias=128)
 STEPS = tk.perm(dot="maddubs", width=256, mr=8, kstep=4, gkstep=4)
+SLICES = tk.perm(dot="maddubs", width=256, mr=8, kstep=4, nrsplit=2)
 STREAMS = tk.perm(dot="madd16", width=256, mr=16, kstep=1, nr=5, gstreams=4, gahead=0)
 EVEX = 1  # the alternative of the 256-bit VNNI rows that AVX512-VNNI has
 
@@ -200,6 +201,40 @@ def test_signs_left_out(make: Make, row: Row, edit: tuple[str, str]) -> None:
 )
 def test_wrong_block_sums(make: Make, edit: tuple[str, str]) -> None:
     assert any(reason.startswith("tile, full range") for reason in gates(make(BIASED, edit, alternative=EVEX)))
+
+
+# --- float16 scales ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (  # subnormal ones as zero
+            (
+                r"return _mm256_cvtph_ps\((.*)\);",
+                r"const __m128i h = \1, e = _mm_and_si128(h, _mm_set1_epi16(0x7c00));"
+                r"return _mm256_cvtph_ps(_mm_andnot_si128(_mm_cmpeq_epi16(e, _mm_setzero_si128()), h));",
+            ),
+            "every float16 scale",
+        ),
+        (  # infinities and NaN as numbers, as in the alternative format of Arm's
+            (
+                r"return _mm256_cvtph_ps\((.*)\);",
+                r"const __m128i h = \1, top = _mm_set1_epi16(0x7c00), e = _mm_and_si128(h, top);"
+                r"const __m128i most = _mm_or_si128(_mm_and_si128(h, _mm_set1_epi16(INT16_MIN)), _mm_set1_epi16(0x7bff));"
+                r"return _mm256_cvtph_ps(_mm_blendv_epi8(h, most, _mm_cmpeq_epi16(e, top)));",
+            ),
+            "every float16 scale",
+        ),
+        ((r"const uint16_t \*wsg = ws \+ \(int64_t\)g \* nb", "const uint16_t *wsg = ws + (int64_t)g"), "tile, float16"),
+    ],
+    ids=["subnormal", "largest exponent", "another group"],
+)
+def test_float16_scales_read_wrongly(make: Make, edit: tuple[str, str], words: str) -> None:
+    row = SLICES if "wsg" in edit[0] else SIGN
+    built = make(row, edit)
+    assert any(reason.startswith(words) for reason in gates(built, "every float16 scale", "tile", "gemv"))
+    assert gates(built, *(f"{what}, {kind}" for what in ("tile", "gemv") for kind in fixtures.KINDS)) == []
 
 
 # --- remainders --------------------------------------------------------------------------------------------

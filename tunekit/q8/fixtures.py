@@ -401,31 +401,32 @@ def _gemv(bound: BoundRow, kind: str, nb: int, halves: bool = False) -> str | No
 
 
 def _every_half(bound: BoundRow) -> str | None:
-    """Every float16 there is as a scale of weights, by the GEMV and by the widest tile."""
+    """Every float16 there is as a scale of weights, by the GEMV and by a tile of one token."""
     layout = layout_of(bound.row)
-    data = case_of_every_half(int(bound.call("q8q8_tokstep")))
+    data = case_of_every_half()
     xa = prepared(bound, data.q, data.s)
     if isinstance(xa, str):
         return xa
     w, ws, suffix = _planes(data.w, data.ws, layout)
-    (tokens, _), rows = data.s.shape, len(data.ws)
+    rows = len(data.ws)
+    groups = rows // layout.mr
     y = Guarded(rows)
-    bound.call(f"q8q8_gemv{suffix}", y.inner, w, ws, xa, tokens, 0, 1, rows // layout.mr)
-    if reason := y.check("gemv of every float16 scale", data.y[:1], rows, rows):
+    bound.call(f"q8q8_gemv{suffix}", y.inner, w, ws, xa, 1, 0, 1, groups)
+    if reason := y.check("gemv of every float16 scale", data.y, rows, rows):
         return reason
-    y = Guarded(tokens * rows)
+    y = Guarded(rows)
     bound.call("q8q8_amx_cfg")
-    bound.call(f"q8q8{suffix}", y.inner, rows, w, ws, xa, tokens, 0, tokens, 1, rows // layout.mr)
+    bound.call(f"q8q8{suffix}", y.inner, rows, w, ws, xa, 1, 0, 1, 1, groups)
     return y.check("tile of every float16 scale", data.y, rows, rows)
 
 
-@functools.lru_cache(maxsize=4)
-def case_of_every_half(tokens: int) -> Case:
-    """One block of as many rows of weights as there are float16, each row with a scale of its own."""
+@functools.cache
+def case_of_every_half() -> Case:
+    """One token, and one block of as many rows of weights as there are float16, each row with a scale of its own."""
     rng = np.random.default_rng(16)
     ws = np.arange(1 << 16).astype(np.uint16).view(np.float16).reshape(-1, 1)
     w = rng.integers(-128, 128, (len(ws), BLOCK), dtype=np.int8)
-    q, s = rng.integers(-127, 128, (tokens, BLOCK), dtype=np.int8), scales(rng, (tokens, 1))
+    q, s = rng.integers(-127, 128, (1, BLOCK), dtype=np.int8), scales(rng, (1, 1))
     with np.errstate(all="ignore"):
         return Case(q, s, w, ws, oracle.matmul_codes(q, s, w, ws.astype(np.float32)))
 

@@ -130,7 +130,7 @@ def _shape(codes: NDArray[np.int8], scales: NDArray[Any]) -> tuple[int, int, int
 
 
 def _rooms(mr: int, *planes: NDArray[Any]) -> list[NDArray[Any]]:
-    """Uninitialised room for each of these matrices in groups of ``mr``, flat: side by side, since all are read together."""
+    """Uninitialised room for each of these matrices in groups of ``mr``, flat; side by side, as they are read."""
     sizes = [-(-len(plane) // mr) * mr * plane.shape[1] * plane.itemsize for plane in planes]
     starts = [0]
     for size in sizes:
