@@ -132,7 +132,8 @@ void tk_q8_load(void);
  *   q8_regions(row, x | None, q | None, s | None, T, K, regions) -> None
  *                    regions: a tuple of (y, first plane, second plane, bias | None, N, t0, t1, mx4: bool); y is
  *                    (T, N), and one buffer may be the y of several regions whose tokens are apart
- * The scales ws are float32 or float16. Buffers are C-contiguous, of the exact size; ValueError, TypeError or BufferError otherwise.
+ * The scales ws are float32 or float16. Buffers are C-contiguous, of the exact size; ValueError, TypeError or
+ * BufferError otherwise.
  */
 PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *tk_q8_py_matmul(PyObject *self, PyObject *const *args, Py_ssize_t nargs);

@@ -159,7 +159,7 @@ def q8q8_f16(
     _tile(y, ldy, w, _halves(ws), xa, tokens, t0, nt, nb, ng)
 
 
-@tk.companion
+@tk.companion(seat="q8q8_gemv")
 def q8q8_gemv_f16(
     y: tk.Out[tk.f32],
     w: tk.In[tk.i8],
