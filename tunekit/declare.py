@@ -311,8 +311,8 @@ def tune(
             if item.seat and item.seat not in seats:
                 known = ", ".join(seats) or "none"
                 raise DeclarationError(
-                    f"{where}: companion {item.__name__!r} has seat={item.seat!r}, and no companion of this kernel with "
-                    f"seat=True has that name (there: {known}); name one of them"
+                    f"{where}: companion {item.__name__!r} has seat={item.seat!r}, and no companion of this kernel "
+                    f"with seat=True has that name (there: {known}); name one of them"
                 )
         signature = signature_of(function, where)
         _claim("kernel", f"{scope.name}.{name}", (file, function.__code__.co_firstlineno), _declared)
