@@ -175,7 +175,8 @@ def q8q8_gemv_f16(
 
 
 def _halves(bits: NDArray[Any]) -> NDArray[np.float32]:
-    return bits.reshape(-1).view(np.float16).astype(np.float32)
+    with np.errstate(all="ignore"):  # a signalling NaN may be converted
+        return bits.reshape(-1).view(np.float16).astype(np.float32)
 
 
 def _weights(
