@@ -137,6 +137,8 @@ for t in (1, 3, 40):
         assert api.regions(c.addressof(r), 3, p(x), t, k) == -2
     no_scales = Region(p(own_w), None, None, None, None, None, p(y), n + 5, n, 0, t)
     assert api.regions(c.addressof(no_scales), 1, p(x), t, k) == api.piece(c.addressof(no_scales), p(buffer), t, 0, t, 0, 1, k) == -2
+    for lacking in (no_scales, Region(None, None, None, p(nib), None, None, None, 0, n, 0, t), Region(None, p(own_s), p(own_h), None, p(e), None, None, 0, n, 0, t)):
+        assert api.row_of(p(x), c.addressof(lacking), 0, k) == api.regions(c.addressof(lacking), 1, p(x), t, k) == -2
 codes, scales = m.codes, m.scales
 one = np.empty(k, np.float32)
 for i in (0, 1, 2, 20, n - 1):

@@ -257,6 +257,7 @@ def test_constructor_copies_and_checks() -> None:
         ((codes.astype(np.int16), scales), "int8"),
         ((codes, scales.astype(np.float64)), "float32"),
         ((codes.tolist(), scales), "not list"),
+        ((codes, np.ma.masked_less(scales, 0)), r"mask.*scales\.filled"),
     ):
         with pytest.raises(TypeError, match=words):
             q8.Matrix(*wrong)

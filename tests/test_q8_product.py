@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import q8_cases as exact
 
-from tunekit import q8
+from tunekit import core, q8
 from tunekit.errors import AbiError
 from tunekit.q8 import fixtures, grid, oracle, product
 from tunekit.q8.layout import Layout
@@ -48,6 +48,17 @@ EXPECTED = oracle.matmul_codes(*oracle.quantize(X), WEIGHTS.codes, WEIGHTS.scale
 
 def matrix() -> q8.Matrix:
     return q8.Matrix(WEIGHTS.codes, WEIGHTS.scales)
+
+
+def test_a_core_of_another_abi_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a checkout left behind: a core beside the package that the Python side does not fit any more."""
+    if core.core() is None:
+        pytest.skip("tunekit._core is not built")
+    assert core.core().abi == core.ABI
+    monkeypatch.setattr(core, "_found", [])
+    monkeypatch.setattr(core, "ABI", core.ABI + 1)
+    monkeypatch.setattr(core, "_from_cache", lambda: None)
+    assert core.core() is None
 
 
 # --- results ---------------------------------------------------------------------------------------------

@@ -15,6 +15,9 @@
 
 #define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
 
+/* Of the functions below, as tunekit/core.py calls them: counted up there and here when one of them changes. */
+enum { TK_CORE_ABI = 2 };
+
 static PyMethodDef methods[] = {
     {"probe", tk_probe, METH_NOARGS, "The raw identification words of this CPU, as a dict."},
     {"request_tiles", tk_request_tiles, METH_NOARGS, "Ask the kernel for AMX tile data, once; True when granted."},
@@ -55,7 +58,7 @@ static int load(PyObject *self)
         return -1;
     }
     tk_q8_load();
-    return tk_knobs_load(self);
+    return PyModule_AddIntConstant(self, "abi", TK_CORE_ABI) != 0 ? -1 : tk_knobs_load(self);
 }
 
 static PyModuleDef_Slot slots[] = {

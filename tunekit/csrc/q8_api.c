@@ -263,10 +263,18 @@ static float two_to(int32_t exponent) /* -128 to 127: a float32, or for the two 
     return f;
 }
 
+/* Codes with scales of either type, or nibbles with exponents. */
+static int has_planes(const tunekit_q8_region *m, int64_t K)
+{
+    if (m->N == 0 || K == 0)
+        return 1;
+    return m->w != NULL ? m->ws != NULL || m->ws_f16 != NULL : m->nib != NULL && m->e != NULL;
+}
+
 static int row_of(float *x, const tunekit_q8_region *m, int64_t n, int64_t K)
 {
     static const int8_t e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    if (!good(0, m->N, K) || n < 0 || n >= m->N)
+    if (!good(0, m->N, K) || n < 0 || n >= m->N || !has_planes(m, K))
         return TUNEKIT_Q8_BAD_SIZE;
     const tk_fpenv caller = tk_fpenv_enter();
     const int64_t nb = K / BLOCK, mr = chosen->mr, g = n / mr, r = n % mr;
@@ -295,8 +303,8 @@ static int row_of(float *x, const tunekit_q8_region *m, int64_t n, int64_t K)
 
 static int fits(const tunekit_q8_region *m, int64_t T, int64_t K)
 {
-    return good(T, m->N, K) && m->ldy >= 0 && m->t0 >= 0 && m->t0 <= m->t1 && m->t1 <= T
-        && (m->N == 0 || K == 0 || (m->w != NULL ? m->ws != NULL || m->ws_f16 != NULL : chosen->mx4_gemv != NULL));
+    return good(T, m->N, K) && m->ldy >= 0 && m->t0 >= 0 && m->t0 <= m->t1 && m->t1 <= T && has_planes(m, K)
+        && (m->w != NULL || m->N == 0 || K == 0 || chosen->mx4_gemv != NULL);
 }
 
 static int regions(const tunekit_q8_region *all, int32_t count, const float *x, int64_t T, int64_t K)

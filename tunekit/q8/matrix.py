@@ -33,6 +33,9 @@ _MAGIC = b"\x93tkq8\r\n\x1a"
 _HEADER = struct.Struct("<8sHHIQQ")
 
 
+_MASKED = "{0} is a masked array and its mask would be lost; pass {0}.filled(value)"
+
+
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
     """The array itself, read-only from now on."""
     array.flags.writeable = False
@@ -75,7 +78,7 @@ def _plain(name: str, array: Any) -> NDArray[Any]:
             f"pass np.asarray({name}, dtype=np.float32)"
         )
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array and its mask would be lost; pass {name}.filled(value)")
+        raise TypeError(_MASKED.format(name))
     return array.view(np.ndarray)
 
 
@@ -84,6 +87,8 @@ def _checked(name: str, array: object, dtype: type[np.generic]) -> NDArray[Any]:
     kind = np.dtype(dtype)
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array of {kind}, not {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(_MASKED.format(name))
     if array.dtype.newbyteorder("=") != kind:
         raise TypeError(f"{name} must have dtype {kind}, not {array.dtype}; convert it with .astype(np.{kind})")
     if array.ndim != 2:
@@ -333,10 +338,13 @@ def _size(nbytes: int) -> str:
 
 
 def fits_float16(scales: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which scales are float16 exactly (a NaN is)."""
+    """Which scales are float16 exactly (a NaN is).
+
+    Bits are compared: to a caller who has set denormals-are-zero, 1e-40 equals 0.
+    """
     with np.errstate(all="ignore"):
         back = scales.astype(np.float16).astype(np.float32)
-        return np.asarray((back == scales) | np.isnan(scales))
+    return np.asarray((back.view(np.uint32) == scales.view(np.uint32)) | np.isnan(scales))
 
 
 def narrowed(scales: NDArray[Any]) -> NDArray[Any]:

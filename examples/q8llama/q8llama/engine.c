@@ -94,6 +94,10 @@ static PyObject *make(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "a matrix of another size, or made twice");
         return NULL;
     }
+    if (kind < FLOAT32 || kind > MXFP4) {
+        PyErr_SetString(PyExc_ValueError, "no such kind of matrix");
+        return NULL;
+    }
     if ((kind == MXFP4 ? m->q8->nibbles(N, K) : m->q8->weights(N, K)) < 0) {
         PyErr_SetString(PyExc_ValueError, "a matrix that does not fit into memory");
         return NULL;

@@ -258,7 +258,7 @@ def _load(
         if not np.isfinite(values).all():
             raise ModelError(f"{file.path}: it is corrupt: {one.name} has values that are not finite")
         _engine.norm(engine, layer, which, values)
-    total, done = sum(one.raw.size for _, _, one, _ in plan if one.raw is not None), 0
+    total, done, told = sum(one.raw.size for _, _, one, _ in plan if one.raw is not None), 0, -1
     kept: dict[str, int] = {}
     for layer, which, one, heads in plan:
         n, k = one.shape
@@ -271,7 +271,9 @@ def _load(
                     done = before
                     break
                 done += min(ROWS, n - first) * one.raw.shape[1] if one.raw is not None else 0
-                progress(done, total)
+                if done > told:  # a matrix that begins again has told of its first rows
+                    told = done
+                    progress(done, total)
             else:
                 break
         label = one.type if one.type in ("Q8_0", "MXFP4") else f"{one.type} as Q8_0"
