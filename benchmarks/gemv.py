@@ -5,9 +5,9 @@
     python benchmarks/gemv.py --mib 1 256 --row dot=madd16,width=256,mr=16,kstep=1,nr=5,gstreams=2,gahead=1088
 
 A row need not be in the grid: it is rendered from its arguments and compiled by gcc, or by the compiler before a colon
-(``clang-19:dot=...``). Weights have K = 2048; 256 MiB pass once through the core in slices of 8, smaller ones again and
-again. Best of short windows, in turns; GB/s count codes and scales. Weights stand on huge pages where the kernel gives
-them.
+(``clang-19:dot=...``). Weights have K = 2048, with scales of float32 and of float16; 256 MiB pass once through the
+core in slices of 8, smaller ones again and again. Best of short windows, in turns; GB/s count codes and scales. Weights
+stand on huge pages where the kernel gives them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ KERNEL = kernels.q8q8.kernel
 BASE = "dot=madd16,width=256,mr=16,kstep=1,nr=5"
 ROWS = (BASE, f"{BASE},gstreams=2,gahead=1344", f"{BASE},gstreams=3,gahead=1344", f"{BASE},gstreams=4,gahead=0")
 K, NB = 2048, 2048 // 32
+KINDS = {"float32": ("q8q8_gemv", 4), "float16": ("q8q8_gemv_f16", 2)}
+"""The GEMV for each type of scales, and the bytes of one."""
 SLICE = 8 << 20
 
 
@@ -48,8 +50,8 @@ def row_of(words: str) -> Row:
     return tk.perm(**{name: int(value) if value.isdecimal() else value for name, value in pairs})
 
 
-def compiled(row: Row, compiler: str, folder: Path) -> Any:
-    """The row's GEMV, as a C function."""
+def compiled(row: Row, compiler: str, folder: Path) -> dict[str, Any]:
+    """The row's GEMVs, as C functions, by the type of the scales."""
     jobs = row_jobs(KERNEL, row, this_cpu().arch)
     if isinstance(jobs, str):
         sys.exit(f"{row.suffix}: {jobs}")
@@ -61,19 +63,25 @@ def compiled(row: Row, compiler: str, folder: Path) -> Any:
     target = folder / f"{len(list(folder.iterdir()))}.so"
     more = ["-fvisibility=default", str(unit), "-o", str(target)]
     subprocess.run([compiler, "-O2", "-fPIC", "-shared", *job.flags, *more], check=True)
-    return getattr(ctypes.CDLL(str(target)), KERNEL.symbol("q8q8_gemv", row.suffix, job.alternative))
+    library = ctypes.CDLL(str(target))
+    symbols = {kind: KERNEL.symbol(name, row.suffix, job.alternative) for kind, (name, _) in KINDS.items()}
+    return {kind: getattr(library, symbol) for kind, symbol in symbols.items()}
 
 
-def measure(gemvs: dict[str, tuple[Any, int]], mib: int, seconds: float) -> tuple[float, float, dict[str, float]]:
+def measure(
+    gemvs: dict[tuple[str, str], tuple[Any, int]], mib: int, seconds: float
+) -> tuple[float, float, dict[tuple[str, str], float]]:
     """GB/s of the best and of the simplest reading, and GMAC/s of each GEMV, with so many MiB of weights."""
     codes = mib << 20
-    plane, scales = weights(codes + AHEAD), weights(codes // 8 + AHEAD)
+    plane = weights(codes + AHEAD)
     plane[:] = np.resize(np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint8), len(plane))
-    scales.view(np.float32)[:] = 0.001
+    scales = {kind: weights(codes // 32 * size + AHEAD) for kind, (_, size) in KINDS.items()}
+    for kind, values in scales.items():
+        values.view(kind)[:] = 0.001
     xa = np.zeros((NB * 72 + 4096), np.uint8)
     y = np.zeros(codes // K + 64, np.float32)
     cursor = itertools.count()
-    here: dict[str, int] = {}
+    here: dict[Any, int] = {}
     times = max(1, SLICE // codes)
 
     def part(group: int) -> tuple[int, int]:
@@ -83,7 +91,9 @@ def measure(gemvs: dict[str, tuple[Any, int]], mib: int, seconds: float) -> tupl
         slices = codes // SLICE
         return next(cursor) % slices * SLICE // group, SLICE // group
 
-    def gemv(name: str, function: Any, mr: int) -> Callable[[], object]:
+    def gemv(name: tuple[str, str], function: Any, mr: int) -> Callable[[], object]:
+        factors, size = scales[name[1]].ctypes.data, KINDS[name[1]][1]
+
         def run() -> None:
             first, groups = part(mr * K)
             here[name] = groups * mr * K * times
@@ -91,13 +101,13 @@ def measure(gemvs: dict[str, tuple[Any, int]], mib: int, seconds: float) -> tupl
             for _ in range(times):
                 function(
                     ctypes.c_void_p(y.ctypes.data), ctypes.c_void_p(plane.ctypes.data + at * K),
-                    ctypes.c_void_p(scales.ctypes.data + at * NB * 4), ctypes.c_void_p(xa.ctypes.data),
+                    ctypes.c_void_p(factors + at * NB * size), ctypes.c_void_p(xa.ctypes.data),
                     ctypes.c_int64(1), ctypes.c_int64(0), NB, groups,
                 )  # fmt: skip
 
         return run
 
-    runs = {name: gemv(name, *found) for name, found in gemvs.items()}
+    runs: dict[Any, Callable[[], object]] = {name: gemv(name, *found) for name, found in gemvs.items()}
     reads = readings(plane, 1, lambda: part(1), times)
     here |= dict.fromkeys(reads, part(1)[1] * times)
     best = best_of({**runs, **reads}, seconds)
@@ -112,16 +122,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="for each size (default 5)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        gemvs: dict[str, tuple[Any, int]] = {}
+        gemvs: dict[tuple[str, str], tuple[Any, int]] = {}
         for words in options.row or ROWS:
             compiler, _, arguments = words.rpartition(":")
             row = row_of(arguments)
-            gemvs[words] = compiled(row, compiler or "gcc", Path(folder)), grid.number(row, "mr")
+            for kind, function in compiled(row, compiler or "gcc", Path(folder)).items():
+                gemvs[words, kind] = function, grid.number(row, "mr")
         for mib in options.mib:
             best, simple, rates = measure(gemvs, mib, options.seconds)
             print(f"{mib} MiB: best reading {best:.1f} GB/s, in one stream without hints {simple:.1f}")
-            for name, rate in rates.items():
-                print(f"  {rate:5.1f} GMAC/s  {rate * 1.125:5.1f} GB/s  {rate * 1.125 / best:4.2f}  {name}", flush=True)
+            for (words, kind), rate in rates.items():
+                read = rate * (1 + KINDS[kind][1] / 32)
+                print(f"  {rate:5.1f} GMAC/s  {read:5.1f} GB/s  {read / best:4.2f}  {kind}  {words}", flush=True)
 
 
 if __name__ == "__main__":

@@ -47,12 +47,16 @@ extern void @prepare@(uint8_t *, const int8_t *, const float *, int64_t, int64_t
 extern void @tile@(float *, int64_t, const int8_t *, const float *, const uint8_t *, int64_t, int64_t, int32_t, int32_t,
                    int32_t);
 extern void @gemv@(float *, const int8_t *, const float *, const uint8_t *, int64_t, int64_t, int32_t, int32_t);
+extern void @f16@(float *, int64_t, const int8_t *, const uint16_t *, const uint8_t *, int64_t, int64_t, int32_t,
+                  int32_t, int32_t);
+extern void @gemv_f16@(float *, const int8_t *, const uint16_t *, const uint8_t *, int64_t, int64_t, int32_t, int32_t);
 extern void @mx4_gemv@(float *, const uint8_t *, const uint8_t *, const uint8_t *, int64_t, int64_t, int32_t, int32_t);
 extern int64_t @mx4_room@(int32_t);
 extern void @mx4_expand@(uint8_t *, const uint8_t *, const uint8_t *, int32_t, int32_t);
 extern void @mx4_tile@(float *, int64_t, const uint8_t *, const uint8_t *, const uint8_t *, const uint8_t *, int64_t,
                        int64_t, int32_t, int32_t, int32_t);
 static float x[T * K], s[T * NB], ws[N * NB], y[T * N];
+static uint16_t halves[N * NB];
 static int8_t q[T * K] __attribute__((aligned(64))), w[N * K + 4096] __attribute__((aligned(64)));
 static uint8_t nib[N * K + 4096] __attribute__((aligned(64))), e[N * NB + 4096], *xa, *room;
 #define MEASURED __attribute__((noinline, used)) void
@@ -62,6 +66,10 @@ MEASURED measured_tile(void) {
     for (int t = 0; t < T; t += STEP) @tile@(y + t * N, N, w, ws, xa, T, t, T - t < STEP ? T - t : STEP, NB, NG);
 }
 MEASURED measured_gemv(void) { @gemv@(y, w, ws, xa, T, 0, NB, NG); }
+MEASURED measured_tile_f16(void) {
+    for (int t = 0; t < T; t += STEP) @f16@(y + t * N, N, w, halves, xa, T, t, T - t < STEP ? T - t : STEP, NB, NG);
+}
+MEASURED measured_gemv_f16(void) { @gemv_f16@(y, w, halves, xa, T, 0, NB, NG); }
 MEASURED measured_mx4_gemv(void) { @mx4_gemv@(y, nib, e, xa, T, 0, NB, NG); }
 MEASURED measured_mx4_tile(void) {
     @mx4_expand@(room, nib, e, NB, NG);
@@ -72,7 +80,7 @@ int main(void) {
     uint32_t r = 1;
     for (int i = 0; i < T * K; i++) x[i] = (float)(int32_t)(r = r * 1664525u + 1013904223u) / 1e9f;
     for (int i = 0; i < N * K; i++) w[i] = (int8_t)((r = r * 1664525u + 1013904223u) >> 24);
-    for (int i = 0; i < N * NB; i++) ws[i] = 0.01f, e[i] = 120;
+    for (int i = 0; i < N * NB; i++) ws[i] = 0.01f, halves[i] = 0x2100, e[i] = 120;
     for (int i = 0; i < N * K / 2; i++) nib[i] = (uint8_t)((r = r * 1664525u + 1013904223u) >> 24);
     xa = aligned_alloc(64, (size_t)(@acts_bytes@(T, NB) + 63) / 64 * 64);
     memset(xa, 0, (size_t)@acts_bytes@(T, NB));
@@ -81,6 +89,8 @@ int main(void) {
     measured_prepare();
     measured_tile();
     measured_gemv();
+    measured_tile_f16();
+    measured_gemv_f16();
     measured_mx4_gemv();
     measured_mx4_tile();
     return 0;
@@ -134,7 +144,7 @@ def _jobs(toolchain: Any) -> list[Any]:
 
     from tunekit.cpu.features import implied
 
-    known = implied(("avx2", "fma"))
+    known = implied(("avx2", "fma", "f16c"))
     return [job for job in plan(KERNEL, toolchain.arch, ROWS, reference=False)[0] if job.needs <= known]
 
 
@@ -144,7 +154,7 @@ def missing_callgrind() -> str | None:
 
     if shutil.which("valgrind") is None:
         return "valgrind"
-    return None if {"avx2", "fma"} <= this_features() else "a CPU with AVX2, for callgrind"
+    return None if {"avx2", "fma", "f16c"} <= this_features() else "a CPU with AVX2, for callgrind"
 
 
 def _counted(toolchain: Any, compiled: Any, folder: Path) -> dict[str, int]:

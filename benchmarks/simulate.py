@@ -104,6 +104,8 @@ class Op:
 
 
 # The matrices of one layer (K, N) and how many layers: what a forward pass multiplies.
+WEIGHT = 1 + 2 / 32
+"""Bytes of a weight, with its share of a float16 scale."""
 MODELS: dict[str, tuple[int, tuple[tuple[int, int], ...]]] = {
     "135M": (30, ((576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576))),
     "1B": (16, ((2048, 2048), (2048, 512), (2048, 512), (2048, 2048), (2048, 8192), (2048, 8192), (8192, 2048))),
@@ -139,9 +141,9 @@ def simulate(
     speed = [*speeds, *[1.0] * live][:live]
     chunks = cells_of(op, lanes, knobs)
     rate = costs.macs_per_ns
-    if op.t == 1 and streamed:  # a weight and its share of the scale are 1.125 bytes
+    if op.t == 1 and streamed:  # a weight and its share of the scale
         busy = min(lanes, len(chunks))
-        rate = min(rate, costs.lane_bytes / 1.125, costs.all_bytes / 1.125 / max(busy, 1))
+        rate = min(rate, costs.lane_bytes / WEIGHT, costs.all_bytes / WEIGHT / max(busy, 1))
     if lanes <= 1 or len(chunks) <= 1:
         return work / rate / speed[0]
     admitted = CORE.admitted(live - 1, lanes, len(chunks), knobs.gate)
@@ -168,7 +170,7 @@ def simulate(
 def forward(model: str, t: int, live: int, knobs: Knobs, costs: Costs, speeds: Sequence[float] = ()) -> float:
     """Nanoseconds of the products of one forward pass of ``t`` tokens."""
     layers, shapes = MODELS[model]
-    streamed = layers * sum(k * n for k, n in shapes) * 1.125 > costs.cache
+    streamed = layers * sum(k * n for k, n in shapes) * WEIGHT > costs.cache
     return layers * sum(simulate(Op(t, k, n), live, knobs, costs, speeds, streamed) for k, n in shapes)
 
 

@@ -124,7 +124,8 @@ def pin(lanes: int) -> None:
 class Product:
     def __init__(self, t: int, k: int, n: int) -> None:
         rng = np.random.default_rng(1)
-        self.m = q8.Matrix(rng.integers(-127, 128, (n, k), dtype=np.int8), rng.random((n, k // 32), dtype=np.float32))
+        scales = rng.random((n, k // 32), dtype=np.float32).astype(np.float16)  # as those of Q8_0
+        self.m = q8.Matrix(rng.integers(-127, 128, (n, k), dtype=np.int8), scales.astype(np.float32))
         self.x, self.y = rng.standard_normal((t, k), dtype=np.float32), np.empty((t, n), np.float32)
         self.macs = t * k * n
 

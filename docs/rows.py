@@ -68,9 +68,10 @@ be 3 % (a prediction).
 `python benchmarks/packing.py` measures it beside a plain copy of as many bytes, in turns. Codes are laid out by
 `tunekit._core` (`csrc/pack.c`: a transposition of words by SSE2, word by word elsewhere), on the lanes of the team,
 in one pass; Q8_0 bytes are taken apart there too, and their codes meet no float. 8192 x 2048, two lanes, best of many
-in one run: a copy into fresh memory 2.6 ms, `mr16_kgroup2` 2.4 (NumPy's transposition: 9.4), `from_q8_0` 5.3 (19.6),
-which makes codes and scales of the blocks in two passes. Into memory that was touched before: 1.0 to 1.2 times a copy
-in every layout, on one lane 0.85 to 1.3. Without a core NumPy does the same, and tests hold the two together.
+in one run on Zen 3: a copy into fresh memory 2.6 ms, `mr16_kgroup2` 2.4 (NumPy's transposition: 9.4). Into memory that
+was touched before: 1.0 to 1.2 times a copy in every layout, on one lane 0.85 to 1.3. `from_q8_0` parts codes and
+float16 scales and converts neither: on Zen 4 0.8 times a copy of the blocks by two lanes, 1.2 by one. Without a core
+NumPy does the same, and tests hold the two together.
 
 ## Small translation units
 
@@ -97,17 +98,24 @@ and 22 for VNNI's of 512 bits on Zen 4, where 22 and 47 were measured. It ranks 
 
 | row | compiled for | znver3 | znver4 | sapphirerapids | neoverse-v2 | apple-m1 |
 |---|---|---|---|---|---|---|
-| `dot_maddubs_width256_mr8_kstep2` | avx2,fma | 22 / 18.9 / 26 / 15.7 | 22 / 18.9 / 24.3 / 14.2 | 17.3 / 14.4 / 27.1 / 15.7 |  |  |
-| `dot_madd16_width256_mr16_kstep1_nr5_gstreams4_gahead0` | avx2,fma | 17.2 / 9 / 28.7 / 17.9 | 17.2 / 9 / 29.2 / 15.9 | 18.1 / 15.2 / 27.4 / 16.4 |  |  |
-| `dot_vpdpbusd_width256_mr8_kstep2_gkstep2_bias128` | avx2,fma,avxvnni |  |  | 46.1 / 32.4 / 37.8 / 19 |  |  |
-| `dot_vpdpbusd_width256_mr8_kstep2_gkstep2_bias128` | avx2,fma,avx512vnni,avx512vl |  | 13.5 / 14.9 / 13.4 / 9.9 | 46.1 / 32.4 / 37.5 / 18.9 |  |  |
+| `dot_maddubs_width256_mr8_kstep2` | avx2,fma,f16c | 22 / 18.9 / 26 / 15.7 | 22 / 18.9 / 24.3 / 14.2 | 17.3 / 14.4 / 27.1 / 15.7 |  |  |
+| `dot_madd16_width256_mr16_kstep1_nr5_gstreams4_gahead0` | avx2,fma,f16c | 17.2 / 9 / 28.7 / 17.9 | 17.2 / 9 / 29.2 / 15.9 | 18.1 / 15.2 / 27.4 / 16.4 |  |  |
+| `dot_vpdpbusd_width256_mr8_kstep2_gkstep2_bias128` | avx2,fma,f16c,avxvnni |  |  | 46.1 / 32.4 / 37.8 / 19 |  |  |
+| `dot_vpdpbusd_width256_mr8_kstep2_gkstep2_bias128` | avx2,fma,f16c,avx512vnni,avx512vl |  | 13.5 / 14.9 / 13.4 / 9.9 | 46.1 / 32.4 / 37.5 / 18.9 |  |  |
 | `dot_vpdpbusd_width512_mr16_kstep2_gkstep2_bias128` | avx512f,avx512bw,avx512vnni |  | 20.9 / 19.6 / 20.2 / 15.8 | 46.4 / 45.8 / 39.2 / 25.1 |  |  |
-| `dot_vpdpbusd_width256_mr16_kstep1_nr6_gstreams2_gahead0_bias128` | avx2,fma,avxvnni |  |  | 46.3 / 45.8 / 39.1 / 20.2 |  |  |
-| `dot_vpdpbusd_width256_mr16_kstep1_nr6_gstreams2_gahead0_bias128` | avx2,fma,avx512vnni,avx512vl |  | 12.7 / 15 / 13.5 / 10.2 | 46.4 / 45.8 / 40.3 / 20.2 |  |  |
+| `dot_vpdpbusd_width256_mr16_kstep1_nr6_gstreams2_gahead0_bias128` | avx2,fma,f16c,avxvnni |  |  | 46.3 / 45.8 / 39.1 / 20.2 |  |  |
+| `dot_vpdpbusd_width256_mr16_kstep1_nr6_gstreams2_gahead0_bias128` | avx2,fma,f16c,avx512vnni,avx512vl |  | 12.7 / 15 / 13.5 / 10.2 | 46.4 / 45.8 / 40.3 / 20.2 |  |  |
 | `dot_vpdpbusd_width512_mr32_kstep1_nr4_gstreams2_gahead0_bias128` | avx512f,avx512bw,avx512vnni |  | 21.8 / 24.9 / 22 / 17.1 | 46.5 / 46.3 / 37.9 / 25.9 |  |  |
 | `kstep2` | dotprod |  |  |  | 38.8 / 30.3 / - / 13.9 | 31.5 / 18.9 / - / 10.7 |
 | `mr8_kstep1_nr4` | dotprod |  |  |  | 37.7 / 35.5 / - / 13.9 | 30.6 / 21.8 / - / 10.7 |
-| `dot_smmla_mr8_kstep1_nr4` | dotprod,i8mm |  |  |  | 50.2 / 23.4 / - / 12.5 |  |"""  # noqa: E501
+| `dot_smmla_mr8_kstep1_nr4` | dotprod,i8mm |  |  |  | 50.2 / 23.4 / - / 12.5 |  |
+
+**SVE** is not written. Where its vectors are 128 bits (Neoverse N2, V2 and later) an `sdot` of it does what NEON's does.
+Neoverse V1 has 256, on two pipes where NEON has four: loops in ACLE intrinsics, 256 bits fixed, clang 19, by llvm-mca for
+neoverse-v1, multiply-accumulates a cycle: tile of 8 rows by 4 tokens 37.8, 8 by 8 35.6, 16 by 4 38.6, GEMV of 8 and 16
+rows 38.4 and 39.0; the NEON rows there: `mr8_kstep1_nr4` 37.7 (gcc 12) and 39.2 (clang 19), GEMV 35.2, `mr16_kstep1_nr3`
+38.5 and 38.1, and smmla's tile 50.1. There is nothing to win on any core that runs these models, at the price of a
+second set of gates for every vector length."""  # noqa: E501
 
 MEASURED = """
 ## Measured, and what came of it
@@ -134,7 +142,6 @@ measured limit of two multiplies a cycle was 96 to 103 GMAC/s. Kernel: one group
 | vpdpbusd of 512 bits by 32 rows on a Zen 4 guest, two streams, none asked for (the same command with `--row`; against one stream, two blocks an iteration) | of 4, 16, 64, 256 MiB: 75.0 against 68.2, 72.8 against 67.7, 36.5 against 13.9, 31.2 against 11.1; of the best plain reading from DRAM 0.93 against 0.33 | first of the AVX512-VNNI chain |
 | in one, three, four streams, none asked for; in three, 1344 ahead | 74.7, 75.7, 74.2, 62.4; from DRAM 29.2, 31.0, 30.6, 27.7 | not taken |
 | vpdpbusd of 256 bits by 16 rows, there, two streams (against one, two blocks an iteration; four) | 74.4 (65.6; 71.5), from DRAM 31.4 (13.8; 31.6) | first of the AVX-VNNI chain |
-| weight scales of 16 bits, f16 (timing only; four streams) | of 1, 4, 256 MiB: 51.6 against 53.0, 48.5 against 48.8, 23.6 to 24.0 against 20.3 to 21.2 | a sixth from DRAM, but a matrix whose scales are no halves would need another row: not written |
 | rows that a retune never chose: int16 leg with 8 rows by 6 and 8 tokens, four blocks an iteration, two blocks a step of the GEMV; sign trick with 8 rows by 5 and 8 tokens, four blocks, two blocks a step (`python -m tunekit.retune`, tile against the row then first) | 0.79, 0.84, 0.95, 0.95; 0.94, 0.94, 0.90, 0.96 | pruned; rows like them remain, and the seeds' rows |
 | 128 KiB of weights at a time instead of 16 | whole products of 64 tokens: 2048x512 65.3 to 67.8, 2048x2048 60.9 to 62.9, 2048x8192 48.1 to 50.9 (noisy) | taken |
 
@@ -157,6 +164,19 @@ GMAC/s; tile is 64 tokens by 2048x512, few 3, streamed is a matrix of 40 MB:
 The GEMV that takes two blocks an iteration reads two places of a page by turns, which its prefetcher does not follow.
 Pruned with that: four rows of one block fewer tokens or of two blocks in the GEMV, tile 0.93 to 1.00 of these and streamed
 GEMV 0.35 to 0.40; and three streams with hints 1344 bytes ahead, 0.83 of two without from L2 and 0.86 from DRAM.
+
+Every tile and GEMV stands twice, for float32 scales of the weights and for float16 ones; a product takes that which its
+matrix is held in. GEMV, float16 against float32 in one run (`python benchmarks/gemv.py --row ...`), GMAC/s:
+
+| row | 4 MiB | 16 MiB | 256 MiB | of the best plain reading from DRAM |
+|---|---|---|---|---|
+| `dot_vpdpbusd_width512_mr32_kstep1_nr4_gstreams2_gahead0_bias128` | 80.3 against 76.8 | 74.5, 69.9 | 32.6, 30.4 | 0.95 |
+| `dot_vpdpbusd_width256_mr16_kstep1_nr6_gstreams2_gahead0_bias128` | 79.3, 75.8 | 73.9, 68.6 | 32.4, 30.4 | 0.94 |
+| `dot_madd16_width256_mr16_kstep1_nr5_gstreams4_gahead0` | 50.6, 50.6 | 50.6, 50.8 | 32.1, 29.8 | 0.94 |
+| `dot_maddubs_width256_mr8_kstep2` | 48.2, 47.7 | 49.0, 48.3 | 32.3, 29.3 | 0.94 |
+
+Their tiles of most tokens, in the same way: 0.99 to 1.01 in every cache. Widening a row vector of scales is one
+instruction for a load (two micro-operations), 2 to 5 % more instructions in a GEMV's loop and 1 % in a tile's.
 
 Ideas for `vpdpbusd` of 512 bits, timing only (the tile alone, K 2048, weights in L2, best of 400 in turns, GMAC/s):
 

@@ -171,7 +171,7 @@ def test_rows_of_avx2_compile_with_the_parts_that_they_include(name: str, tmp_pa
     toolchain = next((t for t in find_toolchains(runner, [name])[0] if t.arch == "x86_64"), None)
     if toolchain is None:
         lacking(name)
-    jobs = [j for j in plan(q8q8.kernel, "x86_64", None, False)[0] if {*j.features} <= {"avx2", "fma", "avxvnni"}]
+    jobs = [j for j in plan(q8q8.kernel, "x86_64", None, False)[0] if {*j.features} <= {"avx2", "fma", "f16c", "avxvnni"}]
     kinds = {(dict(job.row.args).get("dot"), job.features): job for job in jobs if job.row is not None}
     assert len(kinds) >= 3
     for job in kinds.values():

@@ -162,6 +162,7 @@ def test_judging(reading: Any) -> None:
         (("avx2", "fma"), "vaddps %ymm16,%ymm1,%ymm2", "avx512vl"),
         (("avx2", "fma"), "vfmadd231ps %ymm0,%ymm1,%ymm2", ""),
         (("avx2",), "vfmadd231ps %ymm0,%ymm1,%ymm2", "fma"),
+        (("avx2", "fma"), "vcvtph2ps (%rax),%ymm2", "f16c"),
         (("avx2", "fma", "avxvnni"), "{vex} vpdpbusd %ymm0,%ymm1,%ymm2", ""),
         (("avx2", "fma", "avxvnni"), "vpdpbusd %ymm0,%ymm1,%ymm2", "avx512vnni"),
         (("avx2", "fma", "avx512vnni", "avx512vl"), "{vex} vpdpbusd %ymm0,%ymm1,%ymm2", "avxvnni"),
@@ -372,7 +373,7 @@ def test_formula() -> None:
     assert emission.tile_dots(row, 4) == 96
     assert emission.gemv_dots(row) == 8
     assert list(emission.tile_widths(row)) == [1, 2, 3, 4]
-    counts = emission.expected(Unit(row, "x86_64", ("avx2", "fma"), {n: n for n, _ in KERNEL.functions}))
+    counts = emission.expected(Unit(row, "x86_64", ("avx2", "fma", "f16c"), {n: n for n, _ in KERNEL.functions}))
     nt4 = {(c.looped, c.least) for c in counts if (c.function, c.instructions) == ("q8q8_nt4", "vpmaddubsw")}
     assert nt4 == {(True, 64), (False, 96)}
 
@@ -460,7 +461,7 @@ def test_command(tmp_path: Path) -> None:
     assert answer["objects"][0]["compiler"]
     assert answer["objects"][0]["instructions"]
     done = run_verify("--emission", "--row", row, "--compilers", "gcc")
-    assert f"{row}  avx2,fma      x86_64" in done.stdout
+    assert f"{row}  avx2,fma,f16c  x86_64" in done.stdout
     assert "read with" in done.stdout
 
 

@@ -465,7 +465,7 @@ def seated(box: SimulatedBox, other: str = "narrow") -> FakeHouse:
     ]
     rows = [perm(k=1), perm(k=5), perm(k=6)]
     kernel = house.add("gemm", rows, "k1", bound, SeatFixtures(box, {"tile": "*", "gemv": ()}))
-    object.__setattr__(kernel, "companions", (Companion("vec", None, True),))  # type: ignore[arg-type]
+    object.__setattr__(kernel, "companions", (Companion("vec", None, "vec"),))  # type: ignore[arg-type]
     object.__setattr__(kernel, "layout", lambda row: other if row and row["k"] == 6 else "narrow")
     house.chained = [Chain("app", (Part("prefill", 1.0), Part("decode", 1.0, ("*", "vec"))), lambda: lambda part: None)]
     house.chain_times = {("k1", "*"): 1.0, ("k5", "decode"): 0.7, ("k6", "decode"): 0.5, ("k5", "prefill"): 2.0}

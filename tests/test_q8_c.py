@@ -27,7 +27,8 @@ class Api(c.Structure):
     P, I, N = c.c_void_p, c.c_int, c.c_int64
     _fields_ = [("abi", c.c_uint32), ("size", c.c_uint32), ("maker", c.c_char_p), ("row", c.c_char_p), ("source", c.c_char_p),
         ("weights", c.CFUNCTYPE(N, N, N)), ("scales", c.CFUNCTYPE(N, N, N)), ("pack", c.CFUNCTYPE(I, P, P, P, N, N)),
-        ("pack_q8_0", c.CFUNCTYPE(I, P, P, P, N, N)), ("quantize", c.CFUNCTYPE(I, P, P, P, N, N)),
+        ("pack_q8_0", c.CFUNCTYPE(I, P, P, P, N, N)), ("pack_f16", c.CFUNCTYPE(I, P, P, P, N, N)),
+        ("pack_q8_0_f16", c.CFUNCTYPE(I, P, P, P, N, N)), ("quantize", c.CFUNCTYPE(I, P, P, P, N, N)),
         ("matmul", c.CFUNCTYPE(I, P, P, P, P, N, N, N)), ("matmul_acts", c.CFUNCTYPE(I, P, P, P, P, P, N, N, N)),
         ("gemv", c.CFUNCTYPE(I, P, P, P, P, N, N)), ("nibbles", c.CFUNCTYPE(N, N, N)), ("exponents", c.CFUNCTYPE(N, N, N)),
         ("pack_mxfp4", c.CFUNCTYPE(I, P, P, P, N, N)), ("regions", c.CFUNCTYPE(I, P, c.c_int32, P, N, N)),
@@ -37,12 +38,12 @@ class Api(c.Structure):
 
 class Region(c.Structure):
     P, N = c.c_void_p, c.c_int64
-    _fields_ = [("w", P), ("ws", P), ("nib", P), ("e", P), ("bias", P), ("y", P), ("ldy", N), ("N", N), ("t0", N), ("t1", N)]
+    _fields_ = [("w", P), ("ws", P), ("ws_f16", P), ("nib", P), ("e", P), ("bias", P), ("y", P), ("ldy", N), ("N", N), ("t0", N), ("t1", N)]
 
 get = c.pythonapi.PyCapsule_GetPointer
 get.restype, get.argtypes = c.c_void_p, (c.py_object, c.c_char_p)
 api = Api.from_address(get(q8._C_API, b"tunekit.q8._C_API"))
-assert q8._C_API is q8._C_API and (api.abi, api.size) == (2, c.sizeof(Api))
+assert q8._C_API is q8._C_API and (api.abi, api.size) == (3, c.sizeof(Api))
 p = lambda a: a.ctypes.data
 bits = lambda a: np.where(np.isnan(a), np.float32(0), a).view(np.uint32)
 
@@ -64,19 +65,39 @@ want_w, want_s = m.planes(row.layout)
 own_w, own_s = np.full(api.weights(n, k), 99, np.int8), np.full(api.scales(n, k), 99, np.float32)
 assert own_w.shape == want_w.shape and own_s.shape == want_s.shape
 assert api.pack(p(own_w), p(own_s), p(w), n, k) == 0
-assert np.array_equal(own_w, want_w) and same(own_s, want_s)
+assert np.array_equal(own_w, want_w) and same(own_s, want_s) and want_s.dtype == np.float32  # some are no float16
+own_h = np.empty(api.scales(n, k), np.float16)
+own_wh = np.full(api.weights(n, k), 99, np.int8)
+assert api.pack_f16(p(own_wh), p(own_h), p(w), n, k) == -3
+h = rng.standard_normal((n, k)).astype(np.float32) * np.exp2(rng.integers(-12, 12, (n, k // 32)).repeat(32, 1)).astype(np.float32)
+h[:3, :32], h[8:40, :32] = w[:3, :32], w[8:40, :32]  # NaN, infinity, zeros, subnormal float16, half way
+h[9, :32] = 0
+half = q8.pack(h)
+assert half.scales_fit_float16
+assert api.pack_f16(p(own_wh), p(own_h), p(h), n, k) == 0
+assert np.array_equal(own_wh, half.planes(row.layout)[0]) and same(own_h.astype(np.float32), half.planes(row.layout)[1].astype(np.float32))
+small = np.float32(127) * np.arange(2, 2050, dtype=np.float32)[:, None] * np.float32(2.0 ** -25) * np.ones((1, 32), np.float32)
+few, short = np.empty(api.weights(2048, 32), np.int8), np.empty(api.scales(2048, 32), np.float16)  # subnormal scales
+assert api.pack_f16(p(few), p(short), p(small), 2048, 32) == 0
+assert np.array_equal(short, q8.pack(small).planes(row.layout)[1]) and (short[:8] > 0).all()
 fits = range(21)
 plain = q8.pack(rng.standard_normal((len(fits), k)).astype(np.float32))
 blocks = np.frombuffer(plain.to_q8_0(), np.uint8)
 a, b = np.empty(api.weights(len(fits), k), np.int8), np.empty(api.scales(len(fits), k), np.float32)
 assert api.pack_q8_0(p(a), p(b), p(blocks), len(fits), k) == 0
 other = q8.from_q8_0(blocks, len(fits), k).planes(row.layout)
-assert np.array_equal(a, other[0]) and same(b, other[1])
+assert np.array_equal(a, other[0]) and same(b, other[1].astype(np.float32)) and other[1].dtype == np.float16
+a2, b2 = np.empty_like(a), np.empty(b.size, np.float16)
+assert api.pack_q8_0_f16(p(a2), p(b2), p(blocks), len(fits), k) == 0
+assert np.array_equal(a2, other[0]) and np.array_equal(b2.view(np.uint16), other[1].view(np.uint16))
 halves = np.arange(65536, dtype=np.uint16)  # every float16 as a scale
 every = np.zeros((65536, 34), np.uint8); every[:, :2] = halves.view(np.uint8).reshape(-1, 2)
 a, b = np.empty(api.weights(65536, 32), np.int8), np.empty(api.scales(65536, 32), np.float32)
 assert api.pack_q8_0(p(a), p(b), p(every), 65536, 32) == 0
 assert same(np.ascontiguousarray(b.reshape(-1, row.layout.mr)).reshape(-1)[:65536], halves.view(np.float16).astype(np.float32))
+b2 = np.empty(b.size, np.uint16)
+assert api.pack_q8_0_f16(p(a), p(b2), p(every), 65536, 32) == 0
+assert np.array_equal(b2.reshape(-1, row.layout.mr).reshape(-1)[:65536], halves)
 for t in (1, 2, 7, 33):
     x = rng.standard_normal((t, k)).astype(np.float32)
     acts = q8.quantize(x)
@@ -95,12 +116,13 @@ assert all(np.array_equal(a, b) for a, b in zip((nib, e), mx.nibble_planes(row.l
 bias = rng.standard_normal(n).astype(np.float32)
 for t in (1, 3, 40):
     x = rng.standard_normal((t, k)).astype(np.float32)
-    want = [q8.matmul(x, m), q8.matmul(x, mx) + bias]
-    y, z = np.full((t, n + 5), 7, np.float32), np.full((t, n), 7, np.float32)
-    r = (Region * 2)(Region(p(own_w), p(own_s), None, None, None, p(y), n + 5, n, 0, t), Region(None, None, p(nib), p(e), p(bias), p(z), n, n, 0, t))
-    assert api.regions(c.addressof(r), 2, p(x), t, k) == 0
-    assert same(y[:, :n], want[0]) and same(z, want[1]) and (y[:, n:] == 7).all()
-    y[:], z[:] = 7, 7
+    want = [q8.matmul(x, m), q8.matmul(x, mx) + bias, q8.oracle.matmul(q8.quantize(x), half)]
+    y, z, v = np.full((t, n + 5), 7, np.float32), np.full((t, n), 7, np.float32), np.full((t, n), 7, np.float32)
+    r = (Region * 3)(Region(p(own_w), p(own_s), None, None, None, None, p(y), n + 5, n, 0, t), Region(None, None, None, p(nib), p(e), p(bias), p(z), n, n, 0, t),
+        Region(p(own_wh), None, p(own_h), None, None, None, p(v), n, n, 0, t))
+    assert api.regions(c.addressof(r), 3, p(x), t, k) == 0
+    assert same(y[:, :n], want[0]) and same(z, want[1]) and same(v, want[2]) and (y[:, n:] == 7).all()
+    y[:], z[:], v[:] = 7, 7, 7
     buffer = aligned(api.acts_bytes(t, k), np.uint8)
     assert api.acts(p(buffer), p(x), t, t // 2, t, k) == 0 and api.acts(p(buffer), p(x), t, 0, t // 2, k) == 0
     assert api.units(n) * api.unit_rows >= n > (api.units(n) - 1) * api.unit_rows and api.units(0) == 0
@@ -109,16 +131,22 @@ for t in (1, 3, 40):
         for a, b in ((0, t // 2), (t // 2, t)):
             for u in range(api.units(n)):
                 assert api.piece(c.addressof(one), p(buffer), t, a, b, u, u + 1, k) == 0
-    assert same(y[:, :n], want[0]) and same(z, want[1]) and (y[:, n:] == 7).all()
+    assert same(y[:, :n], want[0]) and same(z, want[1]) and same(v, want[2]) and (y[:, n:] == 7).all()
     assert api.piece(c.addressof(r), p(buffer), t, 0, t + 1, 0, 1, k) == api.acts(p(buffer), p(x), t, 0, 1, 31) == -2
     for r[0].t0, r[0].t1 in ((0, t + 1), (1, 0)):
-        assert api.regions(c.addressof(r), 2, p(x), t, k) == -2
+        assert api.regions(c.addressof(r), 3, p(x), t, k) == -2
+    no_scales = Region(p(own_w), None, None, None, None, None, p(y), n + 5, n, 0, t)
+    assert api.regions(c.addressof(no_scales), 1, p(x), t, k) == api.piece(c.addressof(no_scales), p(buffer), t, 0, t, 0, 1, k) == -2
+    for lacking in (no_scales, Region(None, None, None, p(nib), None, None, None, 0, n, 0, t), Region(None, p(own_s), p(own_h), None, p(e), None, None, 0, n, 0, t)):
+        assert api.row_of(p(x), c.addressof(lacking), 0, k) == api.regions(c.addressof(lacking), 1, p(x), t, k) == -2
 codes, scales = m.codes, m.scales
 one = np.empty(k, np.float32)
 for i in (0, 1, 2, 20, n - 1):
     assert api.row_of(p(one), c.addressof(r), i, k) == 0 and same(one, (codes[i].reshape(-1, 32) * scales[i][:, None]).reshape(-1))
     assert api.row_of(p(one), c.addressof(r) + c.sizeof(Region), i, k) == 0
     assert same(one, (mx.codes[i].reshape(-1, 32) * mx.scales[i][:, None]).reshape(-1))
+    assert api.row_of(p(one), c.addressof(r) + 2 * c.sizeof(Region), i, k) == 0
+    assert same(one, (half.codes[i].reshape(-1, 32) * half.scales[i][:, None]).reshape(-1))
 assert api.row_of(p(one), c.addressof(r), n, k) == api.row_of(p(one), c.addressof(r), -1, k) == -2
 chunk = 2 * api.unit_rows  # rows packed by themselves
 if chunk < n:

@@ -69,6 +69,30 @@ def test_a_callers_flush_to_zero_changes_nothing(bend: Path, rows: str) -> None:
     assert done.stdout.split() == ["True", "True", "True"], done.stdout + done.stderr
 
 
+def test_scales_that_a_callers_arithmetic_takes_for_zero_are_kept(bend: Path, tmp_path: Path) -> None:
+    """Subnormal float32 scales equal 0 to whoever has set denormals-are-zero; none of them is a float16."""
+    code = (
+        "import ctypes, pickle, numpy as np\nfrom pathlib import Path\nfrom tunekit import q8\n"
+        "rng = np.random.default_rng(4)\n"
+        "codes = rng.integers(-127, 128, (16, 64)).astype(np.int8)\n"
+        "scales = np.float32([1e-45, 1e-40, 2.0**-127, -1e-39] * 8).reshape(16, 2)\n"
+        "x = np.full((3, 64), 1e20, np.float32)\n"
+        "plain = q8.Matrix(codes, scales); data = pickle.dumps(plain)\n"
+        f"file = Path({str(tmp_path)!r}) / 'm'; plain.save(file)\n"
+        "want = q8.oracle.matmul(q8.quantize(x), plain)\n"
+        "mx = q8.from_mxfp4(np.zeros(4 * 17, np.uint8), 4, 32)\n"
+        f"lib = ctypes.CDLL({str(bend)!r}); lib.bend()\n"
+        "found = [q8.Matrix(codes, scales), pickle.loads(data), q8.Matrix.load(file)]\n"
+        "same = [q8.matmul(x, m).tobytes() == want.tobytes() for m in found]\n"
+        "kept = [m.scales.tobytes() == scales.tobytes() and not m.scales_fit_float16 for m in found]\n"
+        "try: mx.to_q8_0(); refused = False\n"
+        "except ValueError: refused = True\n"
+        "print(*same, *kept, refused)"
+    )
+    done = run_python(code)
+    assert done.stdout.split() == ["True"] * 7, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_callers_flush_to_zero_changes_nothing_on_many_lanes(bend: Path, when: str) -> None:
     """A new thread inherits its maker's control word: workers that are made before and after the caller bends its own."""

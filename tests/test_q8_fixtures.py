@@ -143,6 +143,11 @@ def gemv_one_group(original: Body, y: Any, w: Any, ws: Any, xa: Any, tokens: int
     original(y, w, ws, xa, tokens, t, nb, max(1, ng - 1))
 
 
+def flushed(original: Body, y: Any, w: Any, ws: Any, *rest: Any) -> None:
+    """Subnormal float16 taken for zero."""
+    original(y, w, np.where(ws & 0x7C00, ws, 0).astype(np.uint16), *rest)
+
+
 def prepare_beyond(original: Body, xa: Any, *args: Any) -> None:
     original(xa, *args)
     np.lib.stride_tricks.as_strided(xa, (xa.size + 1,))[-1] = 0
@@ -163,6 +168,12 @@ MUTANTS: dict[str, dict[str, Body]] = {
     "quantiser keeps subnormal scales": {"q8q8_quantize": no_zero_block},
     "quantiser writes another token": {"q8q8_quantize": past_end},
     "gemv leaves a group out": {"q8q8_gemv": gemv_one_group},
+    "float16 tile: another token": {"q8q8_f16": wrong_token},
+    "float16 tile: -128 lost": {"q8q8_f16": saturating},
+    "float16 tile: double rounding": {"q8q8_f16": wide_tile},
+    "float16 tile: remainder lost": {"q8q8_f16": no_tail},
+    "float16 gemv leaves a group out": {"q8q8_gemv_f16": gemv_one_group},
+    "float16 gemv: subnormal scales lost": {"q8q8_gemv_f16": flushed},
     "prepare writes too far": {"q8q8_prepare": prepare_beyond},
     "acts_bytes is no multiple of 64": {"q8q8_acts_bytes": lambda original, *args: original(*args) + 8},
     "acts_bytes is too small": {"q8q8_acts_bytes": lambda original, *args: 0},

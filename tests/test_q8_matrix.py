@@ -177,9 +177,9 @@ def test_every_float16_scale_survives() -> None:
     m = q8.from_q8_0(blocks, 1 << 16, 32)
     assert m.scales_fit_float16
     back = np.frombuffer(m.to_q8_0(), np.uint8).reshape(-1, 34)[:, :2].copy().view("<u2").reshape(-1)
-    nan = np.isnan(halves.view(np.float16))
-    np.testing.assert_array_equal(back[~nan], halves[~nan])
-    assert np.isnan(back.view(np.float16)[nan]).all()
+    np.testing.assert_array_equal(back, halves)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(m.scales[:, 0], halves.view(np.float16).astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -217,14 +217,17 @@ def test_packed_weights_are_q8_0_exactly() -> None:
 # --- one copy, in one layout -----------------------------------------------------------------------------
 
 
-def test_planes_repack_on_demand_and_keep_one_copy() -> None:
-    m = some_matrix()
+@pytest.mark.parametrize("wide", [False, True])
+def test_planes_repack_on_demand_and_keep_one_copy(wide: bool) -> None:
+    m = some_matrix(wide=wide)
     codes, scales = m.codes.copy(), m.scales.copy()
-    canonical = 37 * 96 + 37 * 3 * 4
+    item = 4 if wide else 2
+    canonical = 37 * 96 + 37 * 3 * item
     assert m.layout == REFERENCE and m.nbytes == canonical
     for layout in (WIDE, Layout(8, 4), Layout(8, 4, 128), Layout(16, 4), REFERENCE, WIDE):
         w, ws = m.planes(layout)
-        assert m.layout == layout and m.nbytes == w.nbytes + ws.nbytes == layout.padded(37) * (96 + 12)
+        assert m.layout == layout and m.nbytes == w.nbytes + ws.nbytes == layout.padded(37) * (96 + 3 * item)
+        assert ws.dtype == (np.float32 if wide else np.float16)
         assert m.planes(layout)[0] is w
         np.testing.assert_array_equal(m.codes, codes)
         np.testing.assert_array_equal(m.scales, scales)
@@ -254,6 +257,7 @@ def test_constructor_copies_and_checks() -> None:
         ((codes.astype(np.int16), scales), "int8"),
         ((codes, scales.astype(np.float64)), "float32"),
         ((codes.tolist(), scales), "not list"),
+        ((codes, np.ma.masked_less(scales, 0)), r"mask.*scales\.filled"),
     ):
         with pytest.raises(TypeError, match=words):
             q8.Matrix(*wrong)
@@ -264,7 +268,7 @@ def test_constructor_copies_and_checks() -> None:
 
 def test_repr() -> None:
     m = some_matrix(576, 1536)
-    assert repr(m) == "Matrix(576 x 1536, Q8, 995.3 kB, layout mr1_kgroup4)"
+    assert repr(m) == "Matrix(576 x 1536, Q8, 940.0 kB, layout mr1_kgroup4)"
     m.planes(WIDE)
     assert "layout mr16_kgroup2" in repr(m)
     assert repr(q8.Activations(m.codes[:1] | 1, m.scales[:1])) == "Activations(1 tokens x 1536, 1.7 kB)"

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import lacking
 
 import tunekit as tk
 from tunekit.cpu import this_features
@@ -34,6 +35,7 @@ SIGN_VNNI = tk.perm(dot="vpdpbusd", width=256, mr=8, kstep=2)
 SIGN512 = tk.perm(dot="vpdpbusd", width=512, mr=16, kstep=2)
 BIASED = tk.perm(dot="vpdpbusd", width=256, mr=8, kstep=2, gkstep=2, bias=128)
 STEPS = tk.perm(dot="maddubs", width=256, mr=8, kstep=4, gkstep=4)
+SLICES = tk.perm(dot="maddubs", width=256, mr=8, kstep=4, nrsplit=2)
 STREAMS = tk.perm(dot="madd16", width=256, mr=16, kstep=1, nr=5, gstreams=4, gahead=0)
 EVEX = 1  # the alternative of the 256-bit VNNI rows that AVX512-VNNI has
 
@@ -140,7 +142,7 @@ def test_unchanged_rows_pass(make: Make, row: Row, alternative: int) -> None:
 
 def test_maddubs_on_biased_bytes_saturates_and_is_seen(make: Make) -> None:
     """Row 31 declines for this. Needs AVX2 alone: the biased unit, its product replaced."""
-    wrong = make(BIASED, SATURATING, alternative=EVEX, features=("avx2", "fma"))
+    wrong = make(BIASED, SATURATING, alternative=EVEX, features=("avx2", "fma", "f16c"))
     assert any("extremes" in reason for reason in gates(wrong, "tile"))
     assert any("extremes" in reason for reason in gates(wrong, "gemv"))
 
@@ -199,6 +201,40 @@ def test_signs_left_out(make: Make, row: Row, edit: tuple[str, str]) -> None:
 )
 def test_wrong_block_sums(make: Make, edit: tuple[str, str]) -> None:
     assert any(reason.startswith("tile, full range") for reason in gates(make(BIASED, edit, alternative=EVEX)))
+
+
+# --- float16 scales ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (  # subnormal ones as zero
+            (
+                r"return _mm256_cvtph_ps\((.*)\);",
+                r"const __m128i h = \1, e = _mm_and_si128(h, _mm_set1_epi16(0x7c00));"
+                r"return _mm256_cvtph_ps(_mm_andnot_si128(_mm_cmpeq_epi16(e, _mm_setzero_si128()), h));",
+            ),
+            "every float16 scale",
+        ),
+        (  # infinities and NaN as numbers, as in the alternative format of Arm's
+            (
+                r"return _mm256_cvtph_ps\((.*)\);",
+                r"const __m128i h = \1, top = _mm_set1_epi16(0x7c00), e = _mm_and_si128(h, top);"
+                r"const __m128i most = _mm_or_si128(_mm_and_si128(h, _mm_set1_epi16(INT16_MIN)), _mm_set1_epi16(0x7bff));"
+                r"return _mm256_cvtph_ps(_mm_blendv_epi8(h, most, _mm_cmpeq_epi16(e, top)));",
+            ),
+            "every float16 scale",
+        ),
+        ((r"const uint16_t \*wsg = ws \+ \(int64_t\)g \* nb", "const uint16_t *wsg = ws + (int64_t)g"), "tile, float16"),
+    ],
+    ids=["subnormal", "largest exponent", "another group"],
+)
+def test_float16_scales_read_wrongly(make: Make, edit: tuple[str, str], words: str) -> None:
+    row = SLICES if "wsg" in edit[0] else SIGN
+    built = make(row, edit)
+    assert any(reason.startswith(words) for reason in gates(built, "every float16 scale", "tile", "gemv"))
+    assert gates(built, *(f"{what}, {kind}" for what in ("tile", "gemv") for kind in fixtures.KINDS)) == []
 
 
 # --- remainders --------------------------------------------------------------------------------------------
@@ -288,6 +324,7 @@ int main(void)
     tk_q8_load();
     static float y[300 * 97], x[300 * 64], ws[128 * 2];
     static int8_t w[128 * 64];
+    const tk_q8_region planes = {.w = w, .ws = ws};
     tk_q8_row row;
     memset(&row, 0, sizeof row);
     row.tile = tile, row.gemv = gemv, row.acts_bytes = acts_bytes, row.prepare = prepare, row.quantize = quantize;
@@ -295,7 +332,7 @@ int main(void)
     static const int64_t tokens[] = {1, 5, 7, 130, 300}, widths[] = {1, 31, 32, 33, 97};
     for (int i = 0; i < 5; i++)
         for (int j = 0; j < 5; j++)
-            if (tk_q8_matmul(&row, y, x, NULL, NULL, w, ws, tokens[i], widths[j], 64) != 0)
+            if (tk_q8_matmul(&row, &planes, y, x, NULL, NULL, tokens[i], widths[j], 64) != 0)
                 return 1;
     return 0;
 }
@@ -321,7 +358,7 @@ def test_scratch_sized_for_the_smallest_group(tmp_path: Path) -> None:
         ]  # fmt: skip
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         if done.returncode:
-            pytest.skip(f"AddressSanitizer or Python.h is not here: {done.stderr.strip()[-200:]}")
+            lacking(f"AddressSanitizer and Python.h: {done.stderr.strip()[-200:]}")
         ran = subprocess.run(
             [f"./{name}"], cwd=tmp_path, env={"ASAN_OPTIONS": "detect_leaks=0"}, capture_output=True, text=True, timeout=60
         )

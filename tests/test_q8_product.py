@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import q8_cases as exact
 
-from tunekit import q8
+from tunekit import core, q8
 from tunekit.errors import AbiError
 from tunekit.q8 import fixtures, grid, oracle, product
 from tunekit.q8.layout import Layout
@@ -50,6 +50,17 @@ def matrix() -> q8.Matrix:
     return q8.Matrix(WEIGHTS.codes, WEIGHTS.scales)
 
 
+def test_a_core_of_another_abi_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a checkout left behind: a core beside the package that the Python side does not fit any more."""
+    if core.core() is None:
+        pytest.skip("tunekit._core is not built")
+    assert core.core().abi == core.ABI
+    monkeypatch.setattr(core, "_found", [])
+    monkeypatch.setattr(core, "ABI", core.ABI + 1)
+    monkeypatch.setattr(core, "_from_cache", lambda: None)
+    assert core.core() is None
+
+
 # --- results ---------------------------------------------------------------------------------------------
 
 
@@ -58,7 +69,11 @@ def matrix() -> q8.Matrix:
 def test_products_are_the_oracle_s(tier: str, t: int, n: int) -> None:
     rng = np.random.default_rng([t, n])
     k = 32 * int(rng.integers(1, 8))
-    m = q8.Matrix(rng.integers(-128, 128, (n, k), dtype=np.int8), fixtures.scales(rng, (n, k // 32)))
+    factors = fixtures.scales(rng, (n, k // 32))
+    if n % 2:
+        factors = factors.astype(np.float16).astype(np.float32)
+    m = q8.Matrix(rng.integers(-128, 128, (n, k), dtype=np.int8), factors)
+    assert m.scales_fit_float16 == bool(n % 2)
     x = rng.standard_normal((t, k), dtype=np.float32)
     a = q8.quantize(x)
     codes, scales = oracle.quantize(x)
@@ -74,10 +89,13 @@ def test_products_are_the_oracle_s(tier: str, t: int, n: int) -> None:
     exact.same_bits(out, want)
 
 
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("kind", fixtures.KINDS)
-def test_hard_activations(tier: str, kind: str) -> None:
-    case = fixtures.case(kind, 5, 17)
-    a, m = q8.Activations(case.q, case.s), q8.Matrix(case.w, case.ws)
+def test_hard_activations(tier: str, kind: str, halves: bool) -> None:
+    case = fixtures.case(kind, 5, 17, halves=halves)
+    with np.errstate(all="ignore"):
+        a, m = q8.Activations(case.q, case.s), q8.Matrix(case.w, case.ws.astype(np.float32))
+    assert m.scales_fit_float16 == halves
     exact.same_bits(q8.matmul(a, m), case.y)
 
 

@@ -125,7 +125,7 @@ def test_regimes_run_and_are_exact(rows: dict[str, Any]) -> None:
             q, s = cells["codes"].reshape(t, k), cells["scale"].reshape(t, k // 32)
             w, ws = fixtures._weights(k, n)
             assert np.abs(q).max() == 127
-            exact.same_bits(cells["y"].reshape(t, n), oracle.matmul_codes(q, s, w, ws))
+            exact.same_bits(cells["y"].reshape(t, n), oracle.matmul_codes(q, s, w, ws.astype(np.float32)))
 
 
 def test_a_wrong_plane_is_refused_by_the_traversal(rows: dict[str, Any]) -> None:
@@ -136,10 +136,17 @@ def test_a_wrong_plane_is_refused_by_the_traversal(rows: dict[str, Any]) -> None
         pytest.skip("the reference plane has no padding")
     y, x = np.zeros((2, 5), np.float32), np.zeros((2, 64), np.float32)
     w, ws = np.zeros(row.layout.mr * 64, np.int8), np.zeros(row.layout.mr * 2, np.float32)
+    halves = ws.astype(np.float16)
     row.core.q8_matmul(row.row, y, x, w, ws, 2, 5, 64)
+    row.core.q8_matmul(row.row, y, x, w, halves, 2, 5, 64)
     for wrong in (
         (y, x, w[: 5 * 64], ws, 2, 5, 64),
         (y, x, w, ws[:-1], 2, 5, 64),
+        (y, x, w, halves[:-1], 2, 5, 64),
+        (y, x, w, halves.repeat(2), 2, 5, 64),  # the bytes of float32 ones
+        (y, x, w, halves.view(np.uint16), 2, 5, 64),
+        (y, x, w, halves.byteswap().view(halves.dtype.newbyteorder()), 2, 5, 64),
+        (y, x, w, ws.astype(np.float64), 2, 5, 64),
         (y[:1], x, w, ws, 2, 5, 64),
         (y, x[:1], w, ws, 2, 5, 64),
         (y, x, w, ws, 2, 5, 63),

@@ -172,7 +172,7 @@ def test_a_row_planted_in_the_grid_wins_the_race_and_loses_the_model(small: Path
         file.write(PLANTED)
     for name, function in (("tile", "q8q8"), ("gemv", "q8q8_gemv")):
         template = tree / "templates/q8q8" / f"{name}.c.j2"
-        text, head = template.read_text(encoding="utf-8"), f'${{ proto("{function}") }}\n{{\n'
+        text, head = template.read_text(encoding="utf-8"), f'${{ proto("{function}" ~ kind) }}\n{{\n'
         assert text.count(head) == 1
         template.write_text(text.replace(head, head + DAWDLE), encoding="utf-8")
     (tree / "tunekit/templates").symlink_to("../templates")  # before those of an editable install

@@ -116,6 +116,34 @@ def test_a_seat_without_a_layout_is_a_declaration_error() -> None:
             return 0
 
 
+@pytest.mark.parametrize("named", ["nobody", "plain"])
+def test_a_companion_goes_with_one_that_has_a_seat_and_no_other(named: str) -> None:
+    @tk.companion
+    def plain() -> tk.i32:
+        return 0
+
+    @tk.companion(seat=True)
+    def seated() -> tk.i32:
+        return 0
+
+    @tk.companion(seat=named)
+    def follower() -> tk.i32:
+        return 0
+
+    words = f"companion 'follower' has seat='{named}'.*there: seated.*name one of them"
+    with pytest.raises(tk.DeclarationError, match=words):
+
+        @tk.tune(
+            scope=toy.kernels.SCOPE,
+            template="toy/toy.c.j2",
+            rows=[tk.perm(k=1)],
+            layout=lambda row: "one",
+            companions=[plain, seated, follower],
+        )
+        def followed() -> tk.i32:
+            return 0
+
+
 # --- in force -------------------------------------------------------------------------------------------
 
 
@@ -258,11 +286,13 @@ def test_mixed_pairs_give_the_oracles_bits(grid: dict[str, Any]) -> None:
     tried = 0
     for tile, gemv in pairs(grid):
         bound = dispatch.seated(grid[tile], {"q8q8_gemv": grid[gemv]})
-        assert bound.address("q8q8_gemv") == grid[gemv].address("q8q8_gemv") != grid[tile].address("q8q8_gemv")
-        assert bound.address("q8q8") == grid[tile].address("q8q8")
+        for name in ("q8q8_gemv", "q8q8_gemv_f16"):  # the GEMV for float16 scales goes where that for float32 ones goes
+            assert bound.address(name) == grid[gemv].address(name) != grid[tile].address(name)
+        for name in ("q8q8", "q8q8_f16", "q8q8_mx4_gemv"):
+            assert bound.address(name) == grid[tile].address(name)
         # Gates of the family on the pair as on a row: GEMV on planes and records that the tile's row made.
         for case in fixtures.FIXTURES.gates():
-            if case.name.startswith(("schema", "gemv, full", "traversal")):
+            if case.name.startswith(("schema", "gemv, full", "gemv, float16, full", "traversal")):
                 assert case.run(bound) is None, (tile, gemv, case.name)
         row = product.bind(bound)
         for n, k, t in ((70, 96, 1), (33, 160, 1), (70, 96, 7)):

@@ -115,7 +115,8 @@ def mixed(seed: int = 3) -> tuple[list[q8.Matrix], list[np.ndarray | None]]:
     k = 96
     first = q8.pack(rng.standard_normal((70, k), dtype=np.float32))
     second = q8.from_mxfp4(rng.integers(0, 256, 33 * (k // 32) * 17, dtype=np.uint8) & 0xBF, 33, k)
-    third = q8.pack(rng.standard_normal((16, k), dtype=np.float32))
+    third = q8.Matrix(rng.integers(-128, 128, (16, k), dtype=np.int8), rng.random((16, k // 32), dtype=np.float32))
+    assert first.scales_fit_float16 and not third.scales_fit_float16
     empty = q8.pack(np.zeros((0, k), np.float32))
     return [first, second, third, empty], [rng.standard_normal(70).astype(np.float32), None, None, None]
 

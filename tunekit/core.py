@@ -19,6 +19,9 @@ from tunekit import paths
 
 SOURCES = Path(__file__).resolve().parent / "csrc"
 
+ABI = 2
+"""Of the core's functions: counted up here and in ``csrc/core.c`` when one of them changes."""
+
 _found: list[ModuleType | None] = []
 
 
@@ -62,20 +65,22 @@ def adopt(path: Path) -> None:
 
 
 def core() -> Any:
-    """The core module, or None where none is built. Found once per process.
+    """The core module, or None where none is built for this tunekit. Found once per process.
 
     Raises:
         RuntimeError: this is a sub-interpreter.
     """
     if not _found:
+        beside: ModuleType | None = None
         try:
-            _found.append(importlib.import_module("tunekit._core"))
+            beside = importlib.import_module("tunekit._core")
         except ImportError as error:
             if "subinterpreter" in str(error):  # one with a lock of its own: CPython refuses before the core can
                 raise RuntimeError(
                     f"tunekit works in the main interpreter alone ({error}); run it there, or in a process of its own"
                 ) from error
-            _found.append(_from_cache())
+        # One of another ABI was left behind by a checkout that is newer or older now: as good as none.
+        _found.append(beside if getattr(beside, "abi", None) == ABI else _from_cache())
     return _found[0]
 
 

@@ -94,9 +94,9 @@ class Scope(_kernel.Scope):
 class CompanionFunction(TunedFunction):
     """A companion before and after it joins its kernel: what :func:`companion` returns."""
 
-    def __init__(self, function: Callable[..., Any], seat: bool) -> None:
+    def __init__(self, function: Callable[..., Any], seat: bool | str) -> None:
         super().__init__(function, signature_of(function, f"companion {function.__name__!r}"))
-        self.seat = seat
+        self.seat = seat if isinstance(seat, str) else function.__name__ if seat else ""
 
 
 @overload
@@ -104,16 +104,17 @@ def companion(function: Callable[..., Any]) -> Any: ...
 
 
 @overload
-def companion(*, seat: bool) -> Callable[[Callable[..., Any]], Any]: ...
+def companion(*, seat: bool | str) -> Callable[[Callable[..., Any]], Any]: ...
 
 
-def companion(function: Callable[..., Any] | None = None, *, seat: bool = False) -> Any:
+def companion(function: Callable[..., Any] | None = None, *, seat: bool | str = False) -> Any:
     """Declare a sibling function that is stamped with its kernel's row, never apart from it.
 
     Args:
         function: the reference body, annotated like a kernel.
         seat: whether it may have a manifest entry of its own, under its name, that gives it another row than its
-            kernel's; the kernel's ``layout=`` says which rows may be mixed.
+            kernel's; the kernel's ``layout=`` says which rows may be mixed. The name of another companion: it goes
+            with that one, into whatever row that one's entry gives it.
 
     Raises:
         DeclarationError: an annotation is missing or has no C type, or the name is no C name.
@@ -300,12 +301,19 @@ def tune(
                 )
         chain = _split_fallback(where, fallback, grid)
         joined = _join(where, name, companions)
-        seats = [item.__name__ for item in joined if item.seat]
+        seats = [item.__name__ for item in joined if item.seat == item.__name__]
         if seats and layout is None:
             raise DeclarationError(
                 f"{where}: companion {seats[0]!r} has seat=True, and nothing says which rows read the same operands; "
                 f"give layout=, a function of a row, or drop seat=True"
             )
+        for item in joined:
+            if item.seat and item.seat not in seats:
+                known = ", ".join(seats) or "none"
+                raise DeclarationError(
+                    f"{where}: companion {item.__name__!r} has seat={item.seat!r}, and no companion of this kernel "
+                    f"with seat=True has that name (there: {known}); name one of them"
+                )
         signature = signature_of(function, where)
         _claim("kernel", f"{scope.name}.{name}", (file, function.__code__.co_firstlineno), _declared)
         for item in joined:

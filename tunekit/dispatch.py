@@ -441,7 +441,7 @@ class BoundRow:
         source: where the choice came from (``grid`` for a row that was asked for by name).
         module: the module that holds it.
         built: the object inside that module.
-        seats: companions that run another row than this one, each with that row.
+        seats: seats that run another row than this one, each with that row.
     """
 
     kernel: Kernel
@@ -469,10 +469,14 @@ class BoundRow:
         known = ", ".join(n for n, _ in self.kernel.functions)
         raise ChoiceError(f"kernel {self.kernel.key} has no function {name!r}; it has {known}")
 
+    def of(self, name: str) -> BoundRow:
+        """The row that a function runs: that of its seat where it has one, else this one."""
+        return self.seats.get(self.kernel.seat_of(name), self) if self.seats else self
+
     def address(self, name: str) -> int:
         """The C address of the kernel or one of its companions."""
         index, _ = self._index(name)
-        return self.seats.get(name, self).built.addresses[index]
+        return self.of(name).built.addresses[index]
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of the row with arrays for pointers.
@@ -481,7 +485,7 @@ class BoundRow:
             TypeError, ValueError: an argument does not fit the signature.
         """
         index, signature = self._index(name)
-        checked = check_call(f"{name} ({self.seats.get(name, self).suffix})", signature, arguments)
+        checked = check_call(f"{name} ({self.of(name).suffix})", signature, arguments)
         return call_native(self, name, index, signature, checked)
 
     def ready(self, name: str, *arguments: Any) -> Callable[[], Any]:
@@ -491,7 +495,7 @@ class BoundRow:
         """
         index, signature = self._index(name)
         checked = check_call(f"{name} ({self.suffix})", signature, arguments)
-        runs = self.seats.get(name, self)
+        runs = self.of(name)
         call = runs.module.caller(self.kernel, name)
         values = [
             value.__array_interface__["data"][0] if p.is_pointer else value
@@ -508,7 +512,7 @@ def call_native(bound: BoundRow, name: str, index: int, signature: Signature, ch
         value.__array_interface__["data"][0] if p.is_pointer else value
         for p, value in zip(signature.parameters, checked, strict=True)
     ]
-    runs = bound.seats.get(name, bound)
+    runs = bound.of(name)
     result = runs.module.caller(runs.kernel, name)(runs.built.addresses[index], *values)
     del checked  # the arrays stay alive until here
     return result
@@ -809,7 +813,7 @@ class TunedFunction:
             if values is not None and bound is not None:
                 last, call, address = self._native
                 if last is not bound:
-                    runs = bound.seats.get(self.__name__, bound)
+                    runs = bound.of(self.__name__)
                     call = runs.module.caller(runs.kernel, self.__name__)
                     address = runs.built.addresses[self._index]
                     self._native = (bound, call, address)

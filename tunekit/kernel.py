@@ -47,12 +47,13 @@ class Companion:
     Attributes:
         name: the function's name.
         signature: its C signature.
-        seat: whether a manifest entry of its own, under its name, may give it another row of the same layout.
+        seat: the companion whose manifest entry, under that one's name, may give both another row of the same layout
+            than the kernel's; its own name where the entry is its own, and empty where there is none.
     """
 
     name: str
     signature: Signature
-    seat: bool = False
+    seat: str = ""
 
 
 def _never_declines(row: Row, target: Target) -> str | None:
@@ -134,7 +135,11 @@ class Kernel:
     @property
     def seats(self) -> tuple[str, ...]:
         """The companions that may have a manifest entry of their own."""
-        return tuple(c.name for c in self.companions if c.seat)
+        return tuple(c.name for c in self.companions if c.seat == c.name)
+
+    def seat_of(self, function: str) -> str:
+        """The seat that decides which row a function of the kernel runs; empty where the kernel's own does."""
+        return next((c.seat for c in self.companions if c.name == function), "")
 
     def same_layout(self, a: str, b: str) -> bool:
         """Whether two rows of the grid (or the reference) read the same operands, so that functions of both mix."""

@@ -97,7 +97,8 @@ def wake_of(wake_ns: float, rate: float) -> int:
 
 def _matrix(rng: np.random.Generator, n: int, k: int) -> Matrix:
     codes = rng.integers(-127, 128, (n, k), dtype=np.int8)
-    return Matrix(codes, rng.uniform(0.5, 1.5, (n, k // 32)).astype(np.float32))
+    scales = rng.uniform(0.5, 1.5, (n, k // 32)).astype(np.float16)  # as those of Q8_0
+    return Matrix(codes, scales.astype(np.float32))
 
 
 class _Bench:

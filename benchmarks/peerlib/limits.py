@@ -64,6 +64,7 @@ def _tile() -> tuple[Callable[[int], object], int] | None:
     m = q8.pack(rng.standard_normal((layout.mr, k), dtype=np.float32))
     a = q8.quantize(rng.standard_normal((nt, k), dtype=np.float32))
     w, ws = m.planes(layout)
+    tile = "q8q8_f16" if ws.dtype == np.float16 else "q8q8"
     room = np.empty(int(bound.call("q8q8_acts_bytes", nt, k // 32)) + 64, np.uint8)
     xa = room[-room.ctypes.data % 64 :]
     bound.call("q8q8_prepare", xa, a.codes, a.scales, nt, 0, nt, k // 32)
@@ -74,7 +75,7 @@ def _tile() -> tuple[Callable[[int], object], int] | None:
 
     def run(times: int) -> object:
         return kept and call(
-            ctypes.c_void_p(bound.address("q8q8")), ctypes.c_long(times), ctypes.c_void_p(y.ctypes.data),
+            ctypes.c_void_p(bound.address(tile)), ctypes.c_long(times), ctypes.c_void_p(y.ctypes.data),
             ctypes.c_int64(layout.mr), *pointers, ctypes.c_int64(nt), nt, k // 32,
         )  # fmt: skip
 

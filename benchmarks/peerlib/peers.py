@@ -103,7 +103,7 @@ class Tunekit(Peer):
         return f"{own}, {bound.suffix} ({bound.source})" if bound else f"{own}, the Python reference"
 
     def bytes(self, k: int, n: int) -> int:
-        return n * k // BLOCK * {"q8_0": 36, "mxfp4": 17}[self.form]
+        return n * k // BLOCK * {"q8_0": 34, "mxfp4": 17}[self.form]
 
     def load(self, work: Work) -> Model:
         read = q8.from_q8_0 if self.form == "q8_0" else q8.from_mxfp4

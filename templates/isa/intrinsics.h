@@ -5,7 +5,7 @@
 //# name in every gcc and another in every clang. Where they do not compile so, the build asks for the whole, by the
 //# macro below (build_tools/objects.py). The parts of AVX-512 need one another in ways that change from release to
 //# release, and are most of the whole.
-//% if alternative | reject("in", ("avx2", "fma", "avxvnni")) | list
+//% if alternative | reject("in", ("avx2", "fma", "f16c", "avxvnni")) | list
 #include <immintrin.h>
 //% else
 #if defined(TUNEKIT_WHOLE_INTRINSICS)
@@ -17,6 +17,7 @@
 #include <avxintrin.h>
 #include <avx2intrin.h>
 #include <fmaintrin.h>
+#include <f16cintrin.h>
 //% if "avxvnni" in alternative
 #include <avxvnniintrin.h>
 //% endif

@@ -35,6 +35,12 @@ static inline tk_f tk_load_f(const float *p)
     return vld1q_f32(p);
 }
 
+/* Four float16 as float32: exact, subnormal ones too, as long as FPCR.AHP is clear (tunekit/csrc/fpenv.h). */
+static inline tk_f tk_load_half(const uint16_t *p)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+
 static inline void tk_store_f(float *p, tk_f v)
 {
     vst1q_f32(p, v);

@@ -32,6 +32,16 @@ static inline tk_f tk_load_f(const float *p)
     return _mm${ width }_loadu_ps(p);
 }
 
+/* So many float16 as float32: exact, subnormal ones too, whatever the floating-point environment. */
+static inline tk_f tk_load_half(const uint16_t *p)
+{
+//% if width == 512
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+//% else
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+//% endif
+}
+
 static inline void tk_store_f(float *p, tk_f v)
 {
     _mm${ width }_storeu_ps(p, v);

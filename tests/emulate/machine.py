@@ -36,7 +36,7 @@ from tunekit.signature import CType, Parameter, Signature
 FEATURES = implied(["avx2", "fma", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512vnni"])
 """Features whose instructions the machine executes: those of Sapphire Rapids that rows use, without AMX."""
 
-WIDE = ("q8q8_gemv", "q8q8_mx4_gemv", "q8q8_mx4_expand")
+WIDE = ("q8q8_gemv", "q8q8_gemv_f16", "q8q8_mx4_gemv", "q8q8_mx4_expand")
 """Functions that a row of matrix tiles has in AVX-512: the machine runs these, and the trap the tiles."""
 
 VERSION = "0.4.0"  # of bochscpu-python: the order of its hooks is nowhere declared

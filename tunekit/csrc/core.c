@@ -15,10 +15,13 @@
 
 #define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
 
+/* Of the functions below, as tunekit/core.py calls them: counted up there and here when one of them changes. */
+enum { TK_CORE_ABI = 2 };
+
 static PyMethodDef methods[] = {
     {"probe", tk_probe, METH_NOARGS, "The raw identification words of this CPU, as a dict."},
     {"request_tiles", tk_request_tiles, METH_NOARGS, "Ask the kernel for AMX tile data, once; True when granted."},
-    {"q8_row", FAST(tk_q8_py_row), "q8_row(tile, gemv, acts_bytes, prepare, quantize, amx_cfg, mr, tokstep, groups[, mx4_gemv, mx4_room, mx4_expand, mx4_tile]) "
+    {"q8_row", FAST(tk_q8_py_row), "q8_row(tile, gemv, acts_bytes, prepare, quantize, amx_cfg, tile_f16, gemv_f16, mr, tokstep, groups[, mx4_gemv, mx4_room, mx4_expand, mx4_tile]) "
                               "-> capsule"},
     {"q8_matmul", FAST(tk_q8_py_matmul), "q8_matmul(row, y, x, w, ws, T, N, K)"},
     {"q8_matmul_acts", FAST(tk_q8_py_matmul_acts), "q8_matmul_acts(row, y, q, s, w, ws, T, N, K)"},
@@ -30,7 +33,6 @@ static PyMethodDef methods[] = {
     {"q8_api", FAST(tk_q8_py_api), "q8_api(row, kgroup, nibble_kgroup, bias, maker, name, source) -> capsule of the table in tunekit_q8.h"},
     {"q8_regions", FAST(tk_q8_py_regions), "q8_regions(row, x | None, q | None, s | None, T, K, regions)"},
     {"pack", FAST(tk_py_pack), "pack(out, source, first, stride, N, blocks, bytes, mr, kgroup, flip)"},
-    {"halves", FAST(tk_py_halves), "halves(out, source, first, stride, count)"},
     {"knobs", tk_knobs, METH_NOARGS, "The numbers that dispatch goes by, by name."},
     {"set_knob", FAST(tk_set_knob), "set_knob(name, value)"},
     {"team_live", tk_py_team_live, METH_NOARGS, "Lanes that a product may have now."},
@@ -56,7 +58,7 @@ static int load(PyObject *self)
         return -1;
     }
     tk_q8_load();
-    return tk_knobs_load(self);
+    return PyModule_AddIntConstant(self, "abi", TK_CORE_ABI) != 0 ? -1 : tk_knobs_load(self);
 }
 
 static PyModuleDef_Slot slots[] = {

@@ -154,9 +154,12 @@ static void pack_part(void *context, int32_t chunk)
         if (o->mr == 1 && o->flip == 0) { /* row by row: nothing to turn */
             if (o->stride == o->bytes)
                 memcpy(to, from, (size_t)(o->blocks * block));
-            else if (o->bytes == 32) /* a size that is known is two vector moves */
+            else if (o->bytes == 32) /* a size that is known is a move or two */
                 for (int64_t b = 0; b < o->blocks; b++)
                     memcpy(to + b * 32, from + b * o->stride, 32);
+            else if (o->bytes == 2)
+                for (int64_t b = 0; b < o->blocks; b++)
+                    memcpy(to + b * 2, from + b * o->stride, 2);
             else
                 for (int64_t b = 0; b < o->blocks; b++)
                     memcpy(to + b * block, from + b * o->stride, (size_t)block);
@@ -184,38 +187,6 @@ static void in_parts(void (*part)(void *, int32_t), void *context, int32_t chunk
 {
     const tk_stage stage = {part, NULL, context, chunks};
     tk_team_run(&stage, 1, lanes, lanes > 1); /* half a millisecond of work and more: worth a wake */
-}
-
-typedef struct {
-    float *out;
-    const uint8_t *source;
-    int64_t stride, count;
-    int32_t chunks;
-} halving;
-
-/* Every float16 is a float32; a NaN keeps its sign and its payload, as in NumPy. */
-static inline float half(const uint8_t *p)
-{
-    const uint32_t h = (uint32_t)p[0] | (uint32_t)p[1] << 8, exponent = h & 0x7C00;
-    const uint32_t bits = (h & 0x7FFF) << 13, moved = bits + ((uint32_t)112 << 23), above = bits + ((uint32_t)113 << 23);
-    float value;
-    uint32_t small;
-    memcpy(&value, &above, sizeof value); /* 2**-14 and the fraction; without the former, a subnormal's value */
-    value -= 0x1p-14f;
-    memcpy(&small, &value, sizeof small);
-    uint32_t found = exponent == 0 ? small : moved; /* selections, no branches */
-    found = exponent == 0x7C00 ? bits | 0x7F800000 : found;
-    found |= (h & 0x8000) << 16;
-    memcpy(&value, &found, sizeof value);
-    return value;
-}
-
-static void halves_part(void *context, int32_t chunk)
-{
-    const halving *const o = context;
-    const int64_t last = tk_part(o->count, o->chunks, chunk + 1);
-    for (int64_t i = tk_part(o->count, o->chunks, chunk); i < last; i++)
-        o->out[i] = half(o->source + i * o->stride);
 }
 
 /* ---- Python ------------------------------------------------------------------------------------- */
@@ -293,29 +264,6 @@ PyObject *tk_py_pack(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     Py_BEGIN_ALLOW_THREADS
     if (total > 0)
         in_parts(pack_part, &o, o.chunks, lanes);
-    Py_END_ALLOW_THREADS
-    return finish(views);
-}
-
-PyObject *tk_py_halves(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    (void)self;
-    Py_buffer views[2];
-    int64_t n[3]; /* first, stride, count */
-    if (arguments("halves", args, nargs, views, n, 3) != 0)
-        return NULL;
-    const int64_t first = n[0], stride = n[1], count = n[2];
-    if (does_not_fit("halves", views, tk_times(count, (int64_t)sizeof(float)), span_of(first, count, stride, 2)) ||
-        (uintptr_t)views[0].buf % sizeof(float) != 0) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "halves: the output is not aligned to float32");
-        return finish(views);
-    }
-    const int32_t lanes = lanes_of(tk_times(count, 32));
-    halving o = {views[0].buf, (const uint8_t *)views[1].buf + first, stride, count, tk_chunks(count, 4096, lanes, 4, 0)};
-    Py_BEGIN_ALLOW_THREADS
-    if (count > 0)
-        in_parts(halves_part, &o, o.chunks, lanes);
     Py_END_ALLOW_THREADS
     return finish(views);
 }

@@ -12,11 +12,8 @@
  *     written, rows beyond N as 0 (and flipped like the others). source: block b of row r is the `bytes` bytes at
  *     first + (r * blocks + b) * stride. flip: 0, or 128 to flip the highest bit of every byte.
  *     bytes is a multiple of kgroup, which is 1, 2, 4 or 8.
- *   halves(out, source, first, stride, count) -> None
- *     out: count float32; number i is the little-endian float16 at first + i * stride of source.
- * Buffers are C-contiguous and hold what is asked for, or it is a ValueError. Both use the lanes that the work is worth.
+ * Buffers are C-contiguous and hold what is asked for, or it is a ValueError. It uses the lanes that the work is worth.
  */
 PyObject *tk_py_pack(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
-PyObject *tk_py_halves(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
 #endif

@@ -138,14 +138,17 @@ static void groups_of(const op *o, const tk_q8_region *m, float *y, int64_t ldy,
     const int64_t scales = (int64_t)row->mr * o->nb;
     const int mx4 = m->w == NULL;
     const int8_t *const w = mx4 ? NULL : m->w + g * scales * 32;
-    const float *const ws = mx4 ? NULL : m->ws + g * scales;
+    const float *const ws = mx4 || m->ws == NULL ? NULL : m->ws + g * scales;
+    const uint16_t *const ws_f16 = mx4 || m->ws != NULL ? NULL : m->ws_f16 + g * scales;
     const uint8_t *const nib = mx4 ? m->nib + g * scales * 16 : NULL, *const e = mx4 ? m->e + g * scales : NULL;
     if (tokens == 1 || (mx4 && o->room > 0 && tokens <= MX4_FEW)) {
         for (int64_t t = 0; t < tokens; t++) {
             if (mx4)
                 row->mx4_gemv(y + t * ldy, nib, e, o->xa, o->tokens, t0 + t, o->nb, ng);
-            else
+            else if (ws != NULL)
                 row->gemv(y, w, ws, o->xa, o->tokens, t0, o->nb, ng);
+            else
+                row->gemv_f16(y, w, ws_f16, o->xa, o->tokens, t0, o->nb, ng);
         }
         return;
     }
@@ -160,8 +163,10 @@ static void groups_of(const op *o, const tk_q8_region *m, float *y, int64_t ldy,
         const int32_t nt = (int32_t)(width + (i < wider));
         if (mx4)
             row->mx4_tile(y + t * ldy, ldy, nib, e, room, o->xa, o->tokens, t0 + t, nt, o->nb, ng);
-        else
+        else if (ws != NULL)
             row->tile(y + t * ldy, ldy, w, ws, o->xa, o->tokens, t0 + t, nt, o->nb, ng);
+        else
+            row->tile_f16(y + t * ldy, ldy, w, ws_f16, o->xa, o->tokens, t0 + t, nt, o->nb, ng);
         t += nt;
     }
 }
@@ -420,17 +425,15 @@ int tk_q8_regions(const tk_q8_row *row, const tk_q8_region *regions, int32_t cou
     return 0;
 }
 
-int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
-    const int8_t *w, const float *ws, int64_t T, int64_t N, int64_t K)
+int tk_q8_matmul(const tk_q8_row *row, const tk_q8_region *planes, float *y, const float *x, const int8_t *q,
+    const float *s, int64_t T, int64_t N, int64_t K)
 {
-    const tk_q8_region m = {.w = w, .ws = ws, .y = y, .ldy = N, .N = N, .t0 = 0, .t1 = T};
-    return tk_q8_regions(row, &m, 1, x, q, s, T, K);
-}
-
-int tk_q8_mx4_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
-    const uint8_t *nib, const uint8_t *e, int64_t T, int64_t N, int64_t K)
-{
-    const tk_q8_region m = {.nib = nib, .e = e, .y = y, .ldy = N, .N = N, .t0 = 0, .t1 = T};
+    tk_q8_region m = *planes;
+    m.bias = NULL;
+    m.y = y;
+    m.ldy = m.N = N;
+    m.t0 = 0;
+    m.t1 = T;
     return tk_q8_regions(row, &m, 1, x, q, s, T, K);
 }
 
@@ -493,8 +496,8 @@ static int64_t size_of(PyObject *value, const char *what)
 PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     static const char *const names[] = {"tile", "gemv", "acts_bytes", "prepare", "quantize", "amx_cfg",
-        "mx4_gemv", "mx4_room", "mx4_expand", "mx4_tile"};
-    enum { FIRST = 6, NUMBERS = 3, MX4 = 4 }; /* addresses, numbers, and more addresses that may be left out */
+        "tile_f16", "gemv_f16", "mx4_gemv", "mx4_room", "mx4_expand", "mx4_tile"};
+    enum { FIRST = 8, NUMBERS = 3, MX4 = 4 }; /* addresses, numbers, and more addresses that may be left out */
     (void)self;
     const int mx4 = nargs == FIRST + NUMBERS + MX4;
     if (!mx4 && wrong_count("q8_row", nargs, FIRST + NUMBERS))
@@ -536,6 +539,8 @@ PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     row->mr = (int32_t)mr;
     row->tokstep = (int32_t)tokstep;
     row->amx_cfg = (tk_q8_amx_cfg_fn *)address[5];
+    row->tile_f16 = (tk_q8_tile_f16_fn *)address[6];
+    row->gemv_f16 = (tk_q8_gemv_f16_fn *)address[7];
     row->groups = (int32_t)together;
     row->mx4_gemv = (tk_q8_mx4_gemv_fn *)address[FIRST];
     row->mx4_room = (tk_q8_mx4_room_fn *)address[FIRST + 1];
@@ -547,10 +552,12 @@ PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     return capsule;
 }
 
+enum { HALF_OR_FLOAT = 's' }; /* scales of weights */
+
 /* What is asked of one buffer argument. */
 typedef struct {
     const char *name;
-    char format;     /* 'f', 'b' or 'B', as in the struct module */
+    char format;     /* 'f', 'b' or 'B', as in the struct module; HALF_OR_FLOAT: 'e' or 'f' */
     int writable;
     int64_t count;   /* elements, exactly; negative where the number does not fit */
 } wanted;
@@ -571,19 +578,18 @@ static int take(Py_buffer *views, PyObject *const *objects, const wanted *want, 
     int i = 0;
     for (; i < count; i++) {
         const wanted *const w = want + i;
-        const int64_t item = w->format == 'f' ? (int64_t)sizeof(float) : 1;
-        const int64_t bytes = tk_times(w->count, item);
-        if (bytes < 0 || bytes > PY_SSIZE_T_MAX) {
-            PyErr_Format(PyExc_ValueError, "%s: a buffer of this shape does not fit into memory", w->name);
-            break;
-        }
         if (PyObject_GetBuffer(objects[i], views + i,
                 PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (w->writable ? PyBUF_WRITABLE : 0)) != 0)
             break;
-        if (!format_is(views[i].format, w->format)) {
+        const int scales = w->format == HALF_OR_FLOAT, halves = scales && format_is(views[i].format, 'e');
+        const int64_t item = halves ? 2 : scales || w->format == 'f' ? (int64_t)sizeof(float) : 1;
+        const int64_t bytes = tk_times(w->count, item);
+        if (!halves && !format_is(views[i].format, scales ? 'f' : w->format)) {
             PyErr_Format(PyExc_TypeError, "%s holds %s, not %s", w->name,
                 views[i].format != NULL ? views[i].format : "bytes",
-                w->format == 'f' ? "float32" : w->format == 'b' ? "int8" : "uint8");
+                scales ? "float32 or float16" : w->format == 'f' ? "float32" : w->format == 'b' ? "int8" : "uint8");
+        } else if (bytes < 0 || bytes > PY_SSIZE_T_MAX) {
+            PyErr_Format(PyExc_ValueError, "%s: a buffer of this shape does not fit into memory", w->name);
         } else if (views[i].len != (Py_ssize_t)bytes) {
             PyErr_Format(PyExc_ValueError, "%s holds %zd bytes, not %zd", w->name, views[i].len, (Py_ssize_t)bytes);
         } else if (bytes > 0 && (uintptr_t)views[i].buf % (uintptr_t)item != 0) {
@@ -627,6 +633,16 @@ static int outputs_apart(const Py_buffer *views, const wanted *want, int count)
     return 1;
 }
 
+/* The two planes of a matrix as they were asked for: codes and scales of either type, or nibbles and exponents. */
+static tk_q8_region planes_of(const Py_buffer *views, int mx4)
+{
+    const void *const first = views[0].buf, *const second = views[1].buf;
+    if (mx4)
+        return (tk_q8_region){.nib = first, .e = second};
+    return format_is(views[1].format, 'e') ? (tk_q8_region){.w = first, .ws_f16 = second}
+                                           : (tk_q8_region){.w = first, .ws = second};
+}
+
 static int k_is_whole(int64_t K)
 {
     if (K % 32 == 0 && K / 32 <= INT32_MAX)
@@ -662,7 +678,7 @@ static PyObject *matmul(const char *name, PyObject *const *args, Py_ssize_t narg
         {"y", 'f', 1, tk_times(T, N)},
         {"x", 'f', 0, tk_times(T, K)},
         {"w", 'b', 0, tk_times(rows, K)},
-        {"ws", 'f', 0, tk_times(rows, nb)},
+        {"ws", HALF_OR_FLOAT, 0, tk_times(rows, nb)},
     };
     if (mx4) {
         want[2] = (wanted){"nib", 'B', 0, tk_times(rows, K / 2)};
@@ -681,10 +697,9 @@ static PyObject *matmul(const char *name, PyObject *const *args, Py_ssize_t narg
     if (outputs_apart(views, want, count)) {
         const float *const x = acts ? NULL : views[X].buf, *const s = acts ? views[S].buf : NULL;
         const int8_t *const q = acts ? views[Q].buf : NULL;
-        const void *const first = views[planes].buf, *const second = views[planes + 1].buf;
+        const tk_q8_region m = planes_of(views + planes, mx4);
         Py_BEGIN_ALLOW_THREADS
-        status = mx4 ? tk_q8_mx4_matmul(row, views[Y].buf, x, q, s, first, second, T, N, K)
-                     : tk_q8_matmul(row, views[Y].buf, x, q, s, first, second, T, N, K);
+        status = tk_q8_matmul(row, &m, views[Y].buf, x, q, s, T, N, K);
         Py_END_ALLOW_THREADS
     }
     give_back(views, count);
@@ -725,8 +740,8 @@ typedef struct {
     const tk_q8_row *row;
     PyObject *row_capsule; /* kept, as the planes are */
     Py_buffer planes[2];
+    tk_q8_region m; /* the planes, as a product takes them */
     int64_t N, K;
-    int mx4;
 } prepared;
 
 static const char prepared_capsule[] = "tunekit._core.q8_prepared";
@@ -759,7 +774,7 @@ PyObject *tk_q8_py_prepared(PyObject *self, PyObject *const *args, Py_ssize_t na
     const int64_t groups = N / row->mr + (N % row->mr > 0), rows = tk_times(groups, row->mr);
     const wanted want[2] = {
         {mx4 ? "nib" : "w", mx4 ? 'B' : 'b', 0, tk_times(rows, mx4 ? K / 2 : K)},
-        {mx4 ? "e" : "ws", mx4 ? 'B' : 'f', 0, tk_times(rows, K / 32)},
+        {mx4 ? "e" : "ws", mx4 ? 'B' : HALF_OR_FLOAT, 0, tk_times(rows, K / 32)},
     };
     prepared *const p = PyMem_Malloc(sizeof *p);
     if (p == NULL)
@@ -772,7 +787,7 @@ PyObject *tk_q8_py_prepared(PyObject *self, PyObject *const *args, Py_ssize_t na
     p->row_capsule = args[0];
     p->N = N;
     p->K = K;
-    p->mx4 = mx4;
+    p->m = planes_of(p->planes, mx4);
     Py_INCREF(args[0]);
     PyObject *const capsule = PyCapsule_New(p, prepared_capsule, prepared_free);
     if (capsule == NULL) {
@@ -812,10 +827,8 @@ PyObject *tk_q8_py_product(PyObject *self, PyObject *const *args, Py_ssize_t nar
     const int64_t T = tokens_in(&x, p->K);
     int status = 1; /* not run */
     if (T > 0 && p->N > 0 && p->K > 0 && x.ndim == y.ndim && tokens_in(&y, p->N) == T && !overlaps(&y, &x)) {
-        const void *const first = p->planes[0].buf, *const second = p->planes[1].buf;
         Py_BEGIN_ALLOW_THREADS
-        status = p->mx4 ? tk_q8_mx4_matmul(p->row, y.buf, x.buf, NULL, NULL, first, second, T, p->N, p->K)
-                        : tk_q8_matmul(p->row, y.buf, x.buf, NULL, NULL, first, second, T, p->N, p->K);
+        status = tk_q8_matmul(p->row, &p->m, y.buf, x.buf, NULL, NULL, T, p->N, p->K);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&y);
@@ -896,7 +909,7 @@ static int region_of(
     const wanted want[4] = {
         {"y", 'f', 1, tk_times(T, N)},
         {mx4 ? "nib" : "w", mx4 ? 'B' : 'b', 0, tk_times(rows, mx4 ? K / 2 : K)},
-        {mx4 ? "e" : "ws", mx4 ? 'B' : 'f', 0, tk_times(rows, nb)},
+        {mx4 ? "e" : "ws", mx4 ? 'B' : HALF_OR_FLOAT, 0, tk_times(rows, nb)},
         {"bias", 'f', 0, N},
     };
     PyObject *const bias = given(field[BIAS]);
@@ -907,11 +920,11 @@ static int region_of(
     *taken = count;
     if (!outputs_apart(views, want, count))
         return -1;
-    *region = (tk_q8_region){.y = views[0].buf, .ldy = N, .N = N, .t0 = t0, .t1 = t1};
-    region->w = mx4 ? NULL : views[1].buf;
-    region->ws = mx4 ? NULL : views[2].buf;
-    region->nib = mx4 ? views[1].buf : NULL;
-    region->e = mx4 ? views[2].buf : NULL;
+    *region = planes_of(views + 1, mx4);
+    region->y = views[0].buf;
+    region->ldy = region->N = N;
+    region->t0 = t0;
+    region->t1 = t1;
     region->bias = bias != NULL ? views[3].buf : NULL;
     return 0;
 }

@@ -20,6 +20,11 @@ typedef void tk_q8_tile_fn(float *restrict y, int64_t ldy, const int8_t *restric
 /* One token, ng groups. */
 typedef void tk_q8_gemv_fn(float *restrict y, const int8_t *restrict w, const float *restrict ws,
     const uint8_t *restrict xa, int64_t tokens, int64_t t, int32_t nb, int32_t ng);
+/* The same two with float16 scales of the weights, given as their bits. */
+typedef void tk_q8_tile_f16_fn(float *restrict y, int64_t ldy, const int8_t *restrict w, const uint16_t *restrict ws,
+    const uint8_t *restrict xa, int64_t tokens, int64_t t0, int32_t nt, int32_t nb, int32_t ng);
+typedef void tk_q8_gemv_f16_fn(float *restrict y, const int8_t *restrict w, const uint16_t *restrict ws,
+    const uint8_t *restrict xa, int64_t tokens, int64_t t, int32_t nb, int32_t ng);
 typedef int64_t tk_q8_acts_bytes_fn(int64_t tokens, int32_t nb);
 typedef void tk_q8_prepare_fn(uint8_t *restrict xa, const int8_t *restrict q, const float *restrict s,
     int64_t tokens, int64_t t0, int64_t t1, int32_t nb);
@@ -49,6 +54,8 @@ typedef struct {
     tk_q8_prepare_fn *prepare;
     tk_q8_quantize_fn *quantize;
     tk_q8_amx_cfg_fn *amx_cfg;
+    tk_q8_tile_f16_fn *tile_f16;
+    tk_q8_gemv_f16_fn *gemv_f16;
     int32_t mr;      /* rows a group, 1 to TK_Q8_MR_MAX */
     int32_t tokstep; /* tokens a tile call covers at most, 1 to TK_Q8_TOKSTEP_MAX */
     int32_t groups;  /* groups that it takes at once, 1 to TK_Q8_GROUPS_MAX */
@@ -89,16 +96,13 @@ extern tk_q8_profile tk_q8_box;
 int tk_q8_regions(const tk_q8_row *row, const tk_q8_region *regions, int32_t count, const float *x, const int8_t *q,
     const float *s, int64_t T, int64_t K);
 
-/* One matrix: y (T, N) = x (T, K) times the packed matrix (N, K). */
-int tk_q8_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
-    const int8_t *w, const float *ws, int64_t T, int64_t N, int64_t K);
-
 /*
- * The same for MXFP4 weights. Where the row's tile does not look nibbles up, a few tokens meet them one by one, and for
- * more some groups at a time are expanded into the lane's scratch.
+ * One matrix: y (T, N) = x (T, K) times the packed matrix (N, K); of `planes` the planes alone are read.
+ * MXFP4 weights whose nibbles the row's tile does not look up: a few tokens meet them one by one, and for more some
+ * groups at a time are expanded into the lane's scratch.
  */
-int tk_q8_mx4_matmul(const tk_q8_row *row, float *y, const float *x, const int8_t *q, const float *s,
-    const uint8_t *nib, const uint8_t *e, int64_t T, int64_t N, int64_t K);
+int tk_q8_matmul(const tk_q8_row *row, const tk_q8_region *planes, float *y, const float *x, const int8_t *q,
+    const float *s, int64_t T, int64_t N, int64_t K);
 
 /* q (T, K), s (T, K / 32) = the quantised x (T, K). Environment and lanes as above. */
 void tk_q8_quantize(const tk_q8_row *row, int8_t *q, float *s, const float *x, int64_t T, int64_t K);
@@ -115,7 +119,7 @@ void tk_q8_load(void);
 
 /*
  * For the module's method table, all METH_FASTCALL:
- *   q8_row(tile, gemv, acts_bytes, prepare, quantize, amx_cfg, mr, tokstep, groups
+ *   q8_row(tile, gemv, acts_bytes, prepare, quantize, amx_cfg, tile_f16, gemv_f16, mr, tokstep, groups
  *          [, mx4_gemv, mx4_room, mx4_expand, mx4_tile]) -> capsule     (addresses as int)
  *   q8_matmul(row, y, x, w, ws, T, N, K) -> None
  *   q8_matmul_acts(row, y, q, s, w, ws, T, N, K) -> None
@@ -128,7 +132,8 @@ void tk_q8_load(void);
  *   q8_regions(row, x | None, q | None, s | None, T, K, regions) -> None
  *                    regions: a tuple of (y, first plane, second plane, bias | None, N, t0, t1, mx4: bool); y is
  *                    (T, N), and one buffer may be the y of several regions whose tokens are apart
- * Buffers are C-contiguous, of the exact size; ValueError, TypeError or BufferError otherwise.
+ * The scales ws are float32 or float16. Buffers are C-contiguous, of the exact size; ValueError, TypeError or
+ * BufferError otherwise.
  */
 PyObject *tk_q8_py_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *tk_q8_py_matmul(PyObject *self, PyObject *const *args, Py_ssize_t nargs);

@@ -43,24 +43,30 @@ static int64_t scales_of(int64_t N, int64_t K)
     return good(0, N, K) ? padded(N) * (K / BLOCK) : -1;
 }
 
-/* One block into the planes: row n, block bi of nb. */
-static void place(int8_t *w, float *ws, const int8_t *q, float scale, int64_t n, int64_t bi, int64_t nb)
+/* Row n, block bi of nb: its codes into the weight plane; returns the place of its scale in the other one. */
+static int64_t place(int8_t *w, const int8_t *q, int64_t n, int64_t bi, int64_t nb)
 {
     const int64_t mr = chosen->mr, g = n / mr, r = n % mr;
     uint8_t *const to = (uint8_t *)w + (g * nb + bi) * mr * BLOCK + r * kgroup;
     for (int32_t k = 0; k < BLOCK; k += kgroup)
         for (int32_t j = 0; j < kgroup; j++)
             to[k * mr + j] = (uint8_t)q[k + j] ^ bias;
-    ws[(g * nb + bi) * mr + r] = scale;
+    return (g * nb + bi) * mr + r;
 }
 
-/* Rows beyond N, up to a whole group: zeros. */
-static void pad(int8_t *w, float *ws, int64_t N, int64_t nb)
+/* Rows beyond N, up to a whole group: zeros. One of the two kinds of scales is given. */
+static void pad(int8_t *w, float *ws, uint16_t *ws_f16, int64_t N, int64_t nb)
 {
     static const int8_t none[BLOCK];
-    for (int64_t n = N; n < padded(N); n++)
-        for (int64_t bi = 0; bi < nb; bi++)
-            place(w, ws, none, 0.0f, n, bi, nb);
+    for (int64_t n = N; n < padded(N); n++) {
+        for (int64_t bi = 0; bi < nb; bi++) {
+            const int64_t at = place(w, none, n, bi, nb);
+            if (ws != NULL)
+                ws[at] = 0.0f;
+            else
+                ws_f16[at] = 0;
+        }
+    }
 }
 
 /* A finite positive number rounded to float16, half to even; infinity where that has no room. */
@@ -76,13 +82,23 @@ static float through_half(float d)
     return d < 65536.0f ? d : INFINITY;
 }
 
-static int pack(int8_t *w, float *ws, const float *weights, int64_t N, int64_t K)
+/* The bits of a scale that is a float16, zero or more, or a NaN. */
+static uint16_t to_half(float d)
+{
+    uint32_t bits;
+    memcpy(&bits, &d, sizeof bits);
+    return (uint16_t)(isnan(d) ? 0x7E00u : d < 0x1p-14f ? (uint32_t)(d * 0x1p24f) : (bits >> 13) - (112u << 10));
+}
+
+/* One of the two kinds of scales is given. */
+static int pack_floats(int8_t *w, float *ws, uint16_t *ws_f16, const float *weights, int64_t N, int64_t K)
 {
     if (!good(0, N, K))
         return TUNEKIT_Q8_BAD_SIZE;
     const tk_fpenv caller = tk_fpenv_enter();
     const int64_t nb = K / BLOCK;
-    for (int64_t n = 0; n < N; n++) {
+    int status = TUNEKIT_Q8_OK;
+    for (int64_t n = 0; n < N && status == TUNEKIT_Q8_OK; n++) {
         for (int64_t bi = 0; bi < nb; bi++) {
             const float *const x = weights + n * K + bi * BLOCK;
             int8_t q[BLOCK] = {0};
@@ -98,18 +114,35 @@ static int pack(int8_t *w, float *ws, const float *weights, int64_t N, int64_t K
                 scale = NAN;
             } else if (d >= 0x1p-126f) {
                 const float half = through_half(d);
-                scale = half > 0.0f && half < INFINITY ? half : d;
+                const int fits = half > 0.0f && half < INFINITY;
+                scale = fits ? half : d;
+                if (!fits && ws == NULL)
+                    status = TUNEKIT_Q8_NO_FLOAT16;
                 for (int k = 0; k < BLOCK; k++) {
                     const float code = rintf(x[k] / scale);
                     q[k] = (int8_t)(code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code);
                 }
             }
-            place(w, ws, q, scale, n, bi, nb);
+            const int64_t at = place(w, q, n, bi, nb);
+            if (ws != NULL)
+                ws[at] = scale;
+            else
+                ws_f16[at] = to_half(scale);
         }
     }
-    pad(w, ws, N, nb);
+    pad(w, ws, ws_f16, N, nb);
     tk_fpenv_leave(caller);
-    return TUNEKIT_Q8_OK;
+    return status;
+}
+
+static int pack(int8_t *w, float *ws, const float *weights, int64_t N, int64_t K)
+{
+    return pack_floats(w, ws, NULL, weights, N, K);
+}
+
+static int pack_f16(int8_t *w, uint16_t *ws, const float *weights, int64_t N, int64_t K)
+{
+    return pack_floats(w, NULL, ws, weights, N, K);
 }
 
 /* A float16, given as its bits. */
@@ -126,7 +159,7 @@ static float from_half(uint32_t h)
     return f;
 }
 
-static int pack_q8_0(int8_t *w, float *ws, const void *blocks, int64_t N, int64_t K)
+static int pack_blocks(int8_t *w, float *ws, uint16_t *ws_f16, const void *blocks, int64_t N, int64_t K)
 {
     if (!good(0, N, K))
         return TUNEKIT_Q8_BAD_SIZE;
@@ -136,11 +169,26 @@ static int pack_q8_0(int8_t *w, float *ws, const void *blocks, int64_t N, int64_
         for (int64_t bi = 0; bi < nb; bi++, from += Q8_0_BYTES) {
             int8_t q[BLOCK];
             memcpy(q, from + 2, sizeof q);
-            place(w, ws, q, from_half(from[0] | (uint32_t)from[1] << 8), n, bi, nb);
+            const int64_t at = place(w, q, n, bi, nb);
+            const uint32_t half = from[0] | (uint32_t)from[1] << 8;
+            if (ws != NULL)
+                ws[at] = from_half(half);
+            else
+                ws_f16[at] = (uint16_t)half;
         }
     }
-    pad(w, ws, N, nb);
+    pad(w, ws, ws_f16, N, nb);
     return TUNEKIT_Q8_OK;
+}
+
+static int pack_q8_0(int8_t *w, float *ws, const void *blocks, int64_t N, int64_t K)
+{
+    return pack_blocks(w, ws, NULL, blocks, N, K);
+}
+
+static int pack_q8_0_f16(int8_t *w, uint16_t *ws, const void *blocks, int64_t N, int64_t K)
+{
+    return pack_blocks(w, NULL, ws, blocks, N, K);
 }
 
 static int quantize(int8_t *q, float *s, const float *x, int64_t T, int64_t K)
@@ -155,7 +203,8 @@ static int matmul(float *y, const float *x, const int8_t *w, const float *ws, in
 {
     if (!good(T, N, K))
         return TUNEKIT_Q8_BAD_SIZE;
-    return tk_q8_matmul(chosen, y, x, NULL, NULL, w, ws, T, N, K);
+    const tk_q8_region m = {.w = w, .ws = ws};
+    return tk_q8_matmul(chosen, &m, y, x, NULL, NULL, T, N, K);
 }
 
 static int matmul_acts(float *y, const int8_t *q, const float *s, const int8_t *w, const float *ws, int64_t T,
@@ -163,7 +212,8 @@ static int matmul_acts(float *y, const int8_t *q, const float *s, const int8_t *
 {
     if (!good(T, N, K))
         return TUNEKIT_Q8_BAD_SIZE;
-    return tk_q8_matmul(chosen, y, NULL, q, s, w, ws, T, N, K);
+    const tk_q8_region m = {.w = w, .ws = ws};
+    return tk_q8_matmul(chosen, &m, y, NULL, q, s, T, N, K);
 }
 
 static int gemv(float *y, const float *x, const int8_t *w, const float *ws, int64_t N, int64_t K)
@@ -213,19 +263,28 @@ static float two_to(int32_t exponent) /* -128 to 127: a float32, or for the two 
     return f;
 }
 
+/* Codes with scales of either type, or nibbles with exponents. */
+static int has_planes(const tunekit_q8_region *m, int64_t K)
+{
+    if (m->N == 0 || K == 0)
+        return 1;
+    return m->w != NULL ? m->ws != NULL || m->ws_f16 != NULL : m->nib != NULL && m->e != NULL;
+}
+
 static int row_of(float *x, const tunekit_q8_region *m, int64_t n, int64_t K)
 {
     static const int8_t e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    if (!good(0, m->N, K) || n < 0 || n >= m->N)
+    if (!good(0, m->N, K) || n < 0 || n >= m->N || !has_planes(m, K))
         return TUNEKIT_Q8_BAD_SIZE;
     const tk_fpenv caller = tk_fpenv_enter();
     const int64_t nb = K / BLOCK, mr = chosen->mr, g = n / mr, r = n % mr;
     for (int64_t bi = 0; bi < nb; bi++) {
         if (m->w != NULL) {
             const uint8_t *const from = (const uint8_t *)m->w + (g * nb + bi) * mr * BLOCK + r * kgroup;
+            const int64_t at = (g * nb + bi) * mr + r;
+            const float scale = m->ws != NULL ? m->ws[at] : from_half(m->ws_f16[at]);
             for (int32_t k = 0; k < BLOCK; k++)
-                x[bi * BLOCK + k] = (float)(int8_t)(from[k / kgroup * kgroup * mr + k % kgroup] ^ bias)
-                    * m->ws[(g * nb + bi) * mr + r];
+                x[bi * BLOCK + k] = (float)(int8_t)(from[k / kgroup * kgroup * mr + k % kgroup] ^ bias) * scale;
         } else {
             const uint8_t *const from = m->nib + (g * nb + bi) * mr * (BLOCK / 2) + r * nibble_kgroup;
             const float scale = two_to((int32_t)m->e[(g * nb + bi) * mr + r] - EXPONENT_BIAS);
@@ -244,7 +303,7 @@ static int row_of(float *x, const tunekit_q8_region *m, int64_t n, int64_t K)
 
 static int fits(const tunekit_q8_region *m, int64_t T, int64_t K)
 {
-    return good(T, m->N, K) && m->ldy >= 0 && m->t0 >= 0 && m->t0 <= m->t1 && m->t1 <= T
+    return good(T, m->N, K) && m->ldy >= 0 && m->t0 >= 0 && m->t0 <= m->t1 && m->t1 <= T && has_planes(m, K)
         && (m->w != NULL || m->N == 0 || K == 0 || chosen->mx4_gemv != NULL);
 }
 
@@ -308,9 +367,9 @@ static int piece(const tunekit_q8_region *m, const void *prepared, int64_t T, in
 static char words[3][512]; /* maker, row, source */
 
 static tunekit_q8_api table = {
-    TUNEKIT_Q8_ABI, sizeof table, words[0], words[1], words[2], weights_of, scales_of, pack, pack_q8_0, quantize,
-    matmul, matmul_acts, gemv, nibbles_of, exponents_of, pack_mxfp4, regions, row_of, acts_bytes, acts, 0, units, begin,
-    piece, &tk_team_table,
+    TUNEKIT_Q8_ABI, sizeof table, words[0], words[1], words[2], weights_of, scales_of, pack, pack_q8_0,
+    pack_f16, pack_q8_0_f16, quantize, matmul, matmul_acts, gemv, nibbles_of, exponents_of, pack_mxfp4, regions, row_of,
+    acts_bytes, acts, 0, units, begin, piece, &tk_team_table,
 };
 
 PyObject *tk_q8_py_api(PyObject *self, PyObject *const *args, Py_ssize_t nargs)

@@ -25,20 +25,22 @@
 extern "C" {
 #endif
 
-#define TUNEKIT_Q8_ABI 2u
+#define TUNEKIT_Q8_ABI 3u
 #define TUNEKIT_Q8_MODULE "tunekit.q8"
 #define TUNEKIT_Q8_CAPSULE "tunekit.q8._C_API"
 
-enum { TUNEKIT_Q8_OK = 0, TUNEKIT_Q8_NO_MEMORY = -1, TUNEKIT_Q8_BAD_SIZE = -2 };
+enum { TUNEKIT_Q8_OK = 0, TUNEKIT_Q8_NO_MEMORY = -1, TUNEKIT_Q8_BAD_SIZE = -2, TUNEKIT_Q8_NO_FLOAT16 = -3 };
 
 /*
  * One matrix of a product: N rows of K, for tokens [t0, t1) of the product's T. Either w and ws, the planes that pack
- * and pack_q8_0 made; or w is NULL and nib and e are those of pack_mxfp4. y[t * ldy + n] is written for those tokens
- * alone; y is the place of token 0. bias: N floats that are added to each token's outputs, after the fold, or NULL.
+ * and pack_q8_0 made; or w and ws_f16, those of their twins with _f16, and ws is NULL; or w is NULL and nib and e are those of
+ * pack_mxfp4. y[t * ldy + n] is written for those tokens alone; y is the place of token 0. bias: N floats that are
+ * added to each token's outputs, after the fold, or NULL.
  */
 typedef struct tunekit_q8_region {
     const int8_t *w;
     const float *ws;
+    const uint16_t *ws_f16; /* float16, as their bits */
     const uint8_t *nib, *e;
     const float *bias;
     float *y;
@@ -52,7 +54,7 @@ typedef struct tunekit_q8_api {
     const char *tk_row;    /* the row that runs, or "reference" */
     const char *tk_source; /* where the choice came from: pin, manifest, fallback, reference */
 
-    /* Elements of the two planes of a packed matrix: int8_t and float. -1 for a bad size. */
+    /* Elements of the two planes of a packed matrix: int8_t and float (or uint16_t). -1 for a bad size. */
     int64_t (*weights)(int64_t N, int64_t K);
     int64_t (*scales)(int64_t N, int64_t K);
 
@@ -60,6 +62,13 @@ typedef struct tunekit_q8_api {
     int (*pack)(int8_t *w, float *ws, const float *weights, int64_t N, int64_t K);
     /* The same from ggml's Q8_0: N * K / 32 blocks of a little-endian float16 scale and 32 int8. */
     int (*pack_q8_0)(int8_t *w, float *ws, const void *blocks, int64_t N, int64_t K);
+    /*
+     * The same two with float16 scales, for regions: as many, of half the bytes. What is read from memory for each
+     * token is a sixteenth less, and results have the same bits. A scale of Q8_0 is a float16, and so is one of pack
+     * as a rule; where it is not, pack_f16 returns TUNEKIT_Q8_NO_FLOAT16, and pack is the way.
+     */
+    int (*pack_f16)(int8_t *w, uint16_t *ws, const float *weights, int64_t N, int64_t K);
+    int (*pack_q8_0_f16)(int8_t *w, uint16_t *ws, const void *blocks, int64_t N, int64_t K);
 
     /* Codes (T, K) and scales (T, K / 32) of activations (T, K), as tunekit.q8.quantize. */
     int (*quantize)(int8_t *q, float *s, const float *x, int64_t T, int64_t K);

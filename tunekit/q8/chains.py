@@ -147,7 +147,7 @@ def whole_model(path: Path) -> Chain | None:
 def large_chain() -> Chain:
     """The chain of one layer at a large model's shapes, over copies that no cache holds together."""
     one = sum(n * k for step in LARGE for n, k in step)
-    nbytes = one * (BLOCK + 4) // BLOCK
+    nbytes = one * (BLOCK + 2) // BLOCK
     copies = max(1, min(max(2, -(-2 * last_cache() // nbytes)), _memory() // 4 // nbytes))
 
     def prepare() -> Callable[[str], None]:

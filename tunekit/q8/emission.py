@@ -9,6 +9,7 @@ what must not be there. Totals are a compiler's own affair.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -162,13 +163,21 @@ def _blocks(function: str, names: str, each: int, step: int, having: str = "", w
     ]
 
 
+KINDS = {"": False, "_f16": True}
+"""Tile and GEMV stand twice: what their names end with, and whether scales of weights are float16."""
+
+
 def _product(
-    unit: Unit, function: str, words: Words, each: int, tokens: int, step: int, streams: int = 1
+    unit: Unit, function: str, halves: bool, words: Words, each: int, tokens: int, step: int, streams: int = 1
 ) -> list[Count]:
-    """The gates that a tile function and a GEMV share: ``each`` products a block and stream, for ``tokens`` tokens."""
+    """The gates that a tile function and a GEMV share: ``each`` products a block and stream, for ``tokens`` tokens.
+
+    Float16 scales are widened once a row vector, however many tokens there are.
+    """
     row: Row = unit.row
     width, arm = leg(row).width, leg(row).arch == "aarch64"
     each, folds = each * streams, vectors(row) * tokens * streams
+    widened = vectors(row) * streams if halves else 0
     own = (*words.dots, *words.per_dot, *words.per_weight)
     exactly = Count.exactly
     counts: list[Count] = []
@@ -185,7 +194,8 @@ def _product(
     for name in words.per_weight:
         counts += _blocks(function, name, each // tokens, step, "", f"{name}, each weight vector")
     counts += _blocks(function, "fmla" if arm else "vfmadd*ps", folds, step, "", "fused multiply-adds of the fold")
-    counts += _blocks(function, "scvtf ucvtf fcvt*" if arm else "*cvt*", folds, step, "", "conversions")
+    counts += _blocks(function, "scvtf ucvtf fcvt*" if arm else "*cvt*", folds + widened, step, "", "conversions")
+    counts += _blocks(function, "fcvtl*" if arm else "vcvtph2ps", widened, step, "", "float16 scales widened")
     counts += [
         exactly(function, " ".join(w for w in DOTS if w not in own), 0, what="other legs' products"),
         exactly(function, CALLS, 0, what="calls"),
@@ -204,10 +214,11 @@ def _tiles(unit: Unit) -> list[Count]:
     row: Row = unit.row
     words = WORDS[leg(row).dot, leg(row).width, number(row, "bias")]
     counts: list[Count] = []
-    for tokens in tile_widths(row):
-        function = f"{unit.symbols['q8q8']}_nt{tokens}"
-        counts += _product(unit, function, words, block_dots(row, tokens), tokens, number(row, "kstep"))
-        counts.append(Count(function, SPILLS, 0, spill_bound(row)))
+    for kind, halves in KINDS.items():
+        for tokens in tile_widths(row):
+            function = f"{unit.symbols[f'q8q8{kind}']}_nt{tokens}"
+            counts += _product(unit, function, halves, words, block_dots(row, tokens), tokens, number(row, "kstep"))
+            counts.append(Count(function, SPILLS, 0, spill_bound(row)))
     return counts
 
 
@@ -219,34 +230,38 @@ def _matrix_tiles(unit: Unit) -> list[Count]:
     copies the block of a small tile for counts of tokens that it tells apart: whole blocks more.
     """
     row: Row = unit.row
-    tile = unit.symbols["q8q8"]
     side = range(1, number(row, "nrsplit") + 1)
     times = 2 if number(row, "pipe") else 1
     product, other = ("tdpbsud", "tdpbssd") if number(row, "bias") else ("tdpbssd", "tdpbsud")
-    counts: list[Count] = []
-    for tokens in side:
-        for groups in side:
-            function, block = f"{tile}_{tokens}x{groups}", tokens * groups
-            loads = tokens + groups
-            counts += [
-                Count(function, name, times * each, times * each if block == 4 else None, what=name, step=each)
-                for name, each in (
-                    (product, block), ("tilezero", block), ("tilestored", block), ("tileloadd", loads),
-                )
-            ]  # fmt: skip
-            counts += [
-                Count.exactly(function, f"{other} tdpbusd tdpbuud vpdp* vpmadd*", 0, what="other legs' products"),
-                Count.exactly(function, "ldtilecfg sttilecfg tilerelease", 0, what="tile configuration"),
-                Count.exactly(function, " ".join(SIGNS), 0, what="sign operations"),
-                Count.exactly(function, "*", 0, _AVX512, "AVX-512 in the narrow part"),
-                Count(function, "vcvtdq2ps", 1, None, what="conversions of the fold"),
-                Count(function, "vpaddd", 1 if number(row, "bias") else 0, None, "%ymm", "block sums added"),
-            ]
     configured = 0 if number(row, "latch") else 1
-    counts += [
-        Count.exactly(tile, "ldtilecfg", configured),
-        Count.exactly(tile, "tilerelease", configured),
-    ]
+    counts: list[Count] = []
+    for kind, tokens, groups in itertools.product(KINDS, side, side):
+        function, block = f"{unit.symbols[f'q8q8{kind}']}_{tokens}x{groups}", tokens * groups
+        loads = tokens + groups
+        counts += [
+            Count(function, name, times * each, times * each if block == 4 else None, what=name, step=each)
+            for name, each in (
+                (product, block), ("tilezero", block), ("tilestored", block), ("tileloadd", loads),
+            )
+        ]  # fmt: skip
+        counts += [
+            Count.exactly(function, f"{other} tdpbusd tdpbuud vpdp* vpmadd*", 0, what="other legs' products"),
+            Count.exactly(function, "ldtilecfg sttilecfg tilerelease", 0, what="tile configuration"),
+            Count.exactly(function, " ".join(SIGNS), 0, what="sign operations"),
+            Count.exactly(function, "*", 0, _AVX512, "AVX-512 in the narrow part"),
+            Count(function, "vcvtdq2ps", 1, None, what="conversions of the fold"),
+            Count(function, "vpaddd", 1 if number(row, "bias") else 0, None, "%ymm", "block sums added"),
+        ]
+        if KINDS[kind]:  # two vectors a group, which a compiler may put off into the loops over tokens
+            counts.append(Count(function, "vcvtph2ps", times * 2 * groups, None, what="float16 scales widened"))
+        else:
+            counts.append(Count.exactly(function, "vcvtph2ps", 0, what="float16 scales widened"))
+    for kind in KINDS:
+        tile = unit.symbols[f"q8q8{kind}"]
+        counts += [
+            Count.exactly(tile, "ldtilecfg", configured),
+            Count.exactly(tile, "tilerelease", configured),
+        ]
     if "q8q8_amx_cfg" in unit.symbols:
         counts += [
             Count.exactly(unit.symbols["q8q8_amx_cfg"], "ldtilecfg", 1 - configured),
@@ -300,18 +315,18 @@ def _mx4(unit: Unit) -> list[Count]:
 def expected(unit: Unit) -> list[Count]:
     """The gates of one object of a row."""
     row: Row = unit.row
-    gemv = unit.symbols["q8q8_gemv"]
     words = WORDS[leg(row).dot, leg(row).width, number(row, "bias")]
     counts = _matrix_tiles(unit) if leg(row).dot == "amx_int8" else _tiles(unit)
     each, step = gemv_block_dots(row), number(row, "gkstep")
     if leg(row).dot == "smmla":
         words = Words(("sdot",))
-    for function, streams in gemv_functions(row, gemv).items():
-        if leg(row).dot == "smmla":
-            # Even and odd k-groups of 4 are told apart while they are loaded, or after.
-            counts += _blocks(function, "ld2 ld2 uzp1 uzp2", each * streams, step, "", "de-interleaving")
-        counts += _product(unit, function, words, each, 1, step, streams)
-        counts.append(Count(function, SPILLS, 0, 0))
+    for kind, halves in KINDS.items():
+        for function, streams in gemv_functions(row, unit.symbols[f"q8q8_gemv{kind}"]).items():
+            if leg(row).dot == "smmla":
+                # Even and odd k-groups of 4 are told apart while they are loaded, or after.
+                counts += _blocks(function, "ld2 ld2 uzp1 uzp2", each * streams, step, "", "de-interleaving")
+            counts += _product(unit, function, halves, words, each, 1, step, streams)
+            counts.append(Count(function, SPILLS, 0, 0))
     if "q8q8_mx4_gemv" in unit.symbols:
         counts += _mx4(unit)
     return [*counts, *_quantiser(unit.symbols["q8q8_quantize"])]

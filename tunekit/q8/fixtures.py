@@ -45,7 +45,7 @@ class Case:
     q: NDArray[np.int8]
     s: NDArray[np.float32]
     w: NDArray[np.int8]
-    ws: NDArray[np.float32]
+    ws: NDArray[Any]
     y: NDArray[np.float32]
 
 
@@ -84,9 +84,12 @@ def double_rounding(
     return q, s, w, ws
 
 
-@functools.lru_cache(maxsize=64)
-def case(kind: str, nb: int, t: int, rows: int = ROWS) -> Case:
-    """Operands of one of :data:`KINDS`, or :data:`ANY`: ``t`` tokens, so many rows of weights, ``nb`` blocks."""
+@functools.lru_cache(maxsize=128)
+def case(kind: str, nb: int, t: int, rows: int = ROWS, halves: bool = False) -> Case:
+    """Operands of one of :data:`KINDS`, or :data:`ANY`: ``t`` tokens, so many rows of weights, ``nb`` blocks.
+
+    With ``halves`` the scales of the weights are float16.
+    """
     rng = np.random.default_rng([nb, t, (*KINDS, ANY).index(kind)])
     k = nb * BLOCK
     q = rng.integers(-127, 128, (t, k), dtype=np.int8)
@@ -104,12 +107,21 @@ def case(kind: str, nb: int, t: int, rows: int = ROWS) -> Case:
         q[1::3] = -128
         w[1::4] = -128
     elif kind == "double rounding":
-        q, s, w, ws = double_rounding(rng, t, rows, nb)
+        if halves:  # of the two sides, that one has full mantissas whose scales are float32
+            w, ws, q, s = double_rounding(rng, rows, t, nb)
+        else:
+            q, s, w, ws = double_rounding(rng, t, rows, nb)
     elif kind == "special scales":
         odd = np.array([0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-40, 3e38, 1.2e-38], np.float32)
         ws[::3] = np.where(rng.random((len(ws[::3]), nb)) < 0.5, rng.choice(odd, (len(ws[::3]), nb)), ws[::3])
         s[1::4] = np.where(rng.random((len(s[1::4]), nb)) < 0.5, rng.choice(odd, (len(s[1::4]), nb)), s[1::4])
-    return Case(q, s, w, ws, oracle.matmul_codes(q, s, w, ws))
+    if not halves:
+        return Case(q, s, w, ws, oracle.matmul_codes(q, s, w, ws))
+    with np.errstate(all="ignore"):  # converting a signalling NaN, some CPUs say that it was invalid
+        short = ws.astype(np.float16)
+        if kind == "special scales":  # every pattern is one, subnormal and infinite ones too
+            short[1::3] = rng.integers(0, 1 << 16, short[1::3].shape).astype(np.uint16).view(np.float16)
+        return Case(q, s, w, short, oracle.matmul_codes(q, s, w, short.astype(np.float32)))
 
 
 @dataclass(frozen=True)
@@ -328,23 +340,31 @@ def _calls(tokens: int, step: int, groups: int) -> Iterator[tuple[int, int, int]
         yield from ((0, nt, groups), (1, nt, 1), (tokens - nt, nt, min(groups, 2)))
 
 
-def _tile(bound: BoundRow, kind: str, nb: int) -> str | None:
+def _planes(
+    codes: NDArray[np.int8], factors: NDArray[Any], layout: Layout
+) -> tuple[NDArray[np.int8], NDArray[Any], str]:
+    """Planes as functions take them, and what their names end with: float16 scales are given as their bits."""
+    w, ws = (displaced(plane) for plane in pack_plane(codes, factors, layout))
+    return (w, ws, "") if ws.dtype == np.float32 else (w, ws.view(np.uint16), "_f16")
+
+
+def _tile(bound: BoundRow, kind: str, nb: int, halves: bool = False) -> str | None:
     layout = layout_of(bound.row)
     step = int(bound.call("q8q8_tokstep"))
     tokens = _tokens(bound)
-    data = case(kind, nb, tokens)
+    data = case(kind, nb, tokens, halves=halves)
     xa = prepared(bound, data.q, data.s)
     if isinstance(xa, str):
         return xa
-    w, ws = (displaced(plane) for plane in pack_plane(data.w, data.ws, layout))
+    w, ws, suffix = _planes(data.w, data.ws, layout)
     groups = ROWS // layout.mr
 
     def check(t0: int, nt: int, ng: int) -> str | None:
         width = ng * layout.mr
         ldy = width + 5
         y = Guarded((nt - 1) * ldy + width)
-        bound.call("q8q8", y.inner, ldy, w, ws, xa, tokens, t0, nt, nb, ng)
-        return y.check(f"tile of {nt} tokens from {t0}, {ng} groups", data.y[t0 : t0 + nt, :width], ldy, width)
+        bound.call(f"q8q8{suffix}", y.inner, ldy, w, ws, xa, tokens, t0, nt, nb, ng)
+        return y.check(f"tile{suffix} of {nt} tokens from {t0}, {ng} groups", data.y[t0 : t0 + nt, :width], ldy, width)
 
     bound.call("q8q8_amx_cfg")  # what another row left in this thread's tiles is not to be relied upon
     for t0, nt, ng in _calls(tokens, step, groups):
@@ -361,24 +381,55 @@ def _any(bound: BoundRow, run: Callable[[BoundRow, str, int], str | None], nb: i
     return run(bound, ANY, nb) if legality.any_activation(bound.row) else None
 
 
-def _gemv(bound: BoundRow, kind: str, nb: int) -> str | None:
+def _gemv(bound: BoundRow, kind: str, nb: int, halves: bool = False) -> str | None:
     layout = layout_of(bound.row)
     # Up to two groups a stream and every remainder: streams of one group each may begin in the wrong places unseen.
     far = 3 * (1 if bound.row is None else grid.number(bound.row, "gstreams")) - 1
     groups = max(ROWS // layout.mr, far)
-    data = case(kind, nb, 17, max(ROWS, groups * layout.mr))
+    data = case(kind, nb, 17, max(ROWS, groups * layout.mr), halves)
     xa = prepared(bound, data.q, data.s)
     if isinstance(xa, str):
         return xa
-    w, ws = (displaced(plane) for plane in pack_plane(data.w, data.ws, layout))
+    w, ws, suffix = _planes(data.w, data.ws, layout)
     # Every number of groups up to eight: a GEMV may take several a step, and then has a tail of its own.
     for t, ng in [(t, groups) for t in (0, 1, 16)] + [(2, ng) for ng in range(1, min(groups, max(8, far)) + 1)]:
         width = ng * layout.mr
         y = Guarded(width)
-        bound.call("q8q8_gemv", y.inner, w, ws, xa, 17, t, nb, ng)
-        if reason := y.check(f"gemv of token {t}, {ng} groups", data.y[t : t + 1, :width], width, width):
+        bound.call(f"q8q8_gemv{suffix}", y.inner, w, ws, xa, 17, t, nb, ng)
+        if reason := y.check(f"gemv{suffix} of token {t}, {ng} groups", data.y[t : t + 1, :width], width, width):
             return reason
     return None
+
+
+def _every_half(bound: BoundRow) -> str | None:
+    """Every float16 there is as a scale of weights, by the GEMV and by a tile of one token."""
+    layout = layout_of(bound.row)
+    data = case_of_every_half()
+    xa = prepared(bound, data.q, data.s)
+    if isinstance(xa, str):
+        return xa
+    w, ws, suffix = _planes(data.w, data.ws, layout)
+    rows = len(data.ws)
+    groups = rows // layout.mr
+    y = Guarded(rows)
+    bound.call(f"q8q8_gemv{suffix}", y.inner, w, ws, xa, 1, 0, 1, groups)
+    if reason := y.check("gemv of every float16 scale", data.y, rows, rows):
+        return reason
+    y = Guarded(rows)
+    bound.call("q8q8_amx_cfg")
+    bound.call(f"q8q8{suffix}", y.inner, rows, w, ws, xa, 1, 0, 1, 1, groups)
+    return y.check("tile of every float16 scale", data.y, rows, rows)
+
+
+@functools.cache
+def case_of_every_half() -> Case:
+    """One token, and one block of as many rows of weights as there are float16, each row with a scale of its own."""
+    rng = np.random.default_rng(16)
+    ws = np.arange(1 << 16).astype(np.uint16).view(np.float16).reshape(-1, 1)
+    w = rng.integers(-128, 128, (len(ws), BLOCK), dtype=np.int8)
+    q, s = rng.integers(-127, 128, (1, BLOCK), dtype=np.int8), scales(rng, (1, 1))
+    with np.errstate(all="ignore"):
+        return Case(q, s, w, ws, oracle.matmul_codes(q, s, w, ws.astype(np.float32)))
 
 
 def _traversal(bound: BoundRow, nb: int) -> str | None:
@@ -390,6 +441,8 @@ def _traversal(bound: BoundRow, nb: int) -> str | None:
     for n in sorted({1, row.layout.mr - 1, row.layout.mr, row.layout.mr + 1, 3 * row.layout.mr + 5} - {0}):
         weights = rng.integers(-128, 128, (n, k), dtype=np.int8)
         factors = scales(rng, (n, nb))
+        if n != row.layout.mr:  # scales of either type, which the core tells apart
+            factors = factors.astype(np.float16)
         w, ws = (displaced(plane) for plane in pack_plane(weights, factors, row.layout))
         for t in _widths(2 * step + 1):
             x = rng.standard_normal((t, k), dtype=np.float32) * np.float32(3)
@@ -397,7 +450,7 @@ def _traversal(bound: BoundRow, nb: int) -> str | None:
                 x[0, k // 2] = np.nan
                 x[1, 0] = np.inf
             q, s = oracle.quantize(x)
-            expected = oracle.matmul_codes(q, s, weights, factors)
+            expected = oracle.matmul_codes(q, s, weights, factors.astype(np.float32))
             y = Guarded(t * n)
             row.core.q8_matmul(row.row, y.inner, displaced(x), w, ws, t, n, k)
             if reason := y.check(f"product ({t}, {k}) by ({n}, {k})", expected, n, n):
@@ -513,11 +566,11 @@ def _arena(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
 
 
 @functools.lru_cache(maxsize=2)
-def _weights(k: int, n: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+def _weights(k: int, n: int) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     rng, few = np.random.default_rng([k, n]), min(n, 1024)
     # A quantised normal distribution: what weights look like, and no denormal anywhere. Rows repeat in large ones.
     w = np.clip(np.rint(rng.standard_normal((few, k), dtype=np.float32) * np.float32(40)), -128, 127).astype(np.int8)
-    ws = rng.uniform(0.0005, 0.002, (few, k // BLOCK)).astype(np.float32)
+    ws = rng.uniform(0.0005, 0.002, (few, k // BLOCK)).astype(np.float16)
     return np.tile(w, (-(-n // few), 1))[:n], np.tile(ws, (-(-n // few), 1))[:n]
 
 
@@ -557,7 +610,7 @@ def _regime(
     streamed: bool = False,
 ) -> Regime:
     # Codes and scales of the weights and of the tokens, and the sums.
-    traffic = (n + t) * (k + 4 * (k // BLOCK)) + 4 * t * n
+    traffic = n * (k + 2 * (k // BLOCK)) + t * (k + 4 * (k // BLOCK)) + 4 * t * n
     return Regime(name, float(k) * n * t, "GMAC/s", decides, _prepare(k, n, t, streamed), traffic, seat)
 
 
@@ -575,6 +628,9 @@ class Q8Fixtures:
             *(gate(f"quantise, {nb} blocks a token", _quantise, nb) for nb in (1, 3)),
             *(gate(f"tile, {kind}, {nb} blocks", _tile, kind, nb) for kind in KINDS for nb in NB),
             *(gate(f"gemv, {kind}, {nb} blocks", _gemv, kind, nb) for kind in KINDS for nb in NB),
+            *(gate(f"tile, float16, {kind}, {nb} blocks", _tile, kind, nb, True) for kind in KINDS for nb in NB),
+            *(gate(f"gemv, float16, {kind}, {nb} blocks", _gemv, kind, nb, True) for kind in KINDS for nb in NB),
+            gate("every float16 scale", _every_half),
             *(gate(f"MXFP4 gemv, {kind}, {nb} blocks", _mx4_gemv, kind, nb) for kind in MX4_KINDS for nb in NB),
             *(gate(f"MXFP4 tile, {kind}, {nb} blocks", _mx4_tile, kind, nb) for kind in MX4_KINDS for nb in NB),
             gate(f"tile, {ANY}", _any, _tile, 3),

@@ -41,19 +41,20 @@ class Leg:
     written: bool = True
 
 
-_VNNI256 = (("avx2", "fma", "avxvnni"), ("avx2", "fma", "avx512vnni", "avx512vl"))
+_AVX2 = ("avx2", "fma", "f16c")
+_VNNI256 = ((*_AVX2, "avxvnni"), (*_AVX2, "avx512vnni", "avx512vl"))
 _VNNI512 = (("avx512f", "avx512bw", "avx512vnni"),)
 
 # fmt: off
 LEGS: tuple[Leg, ...] = (
     #   dot         width  arch      lanes  kgroup  codes    needs                                          written
-    Leg("maddubs",    256, "x86_64",     8,      4, "int8",  (("avx2", "fma"),)),
-    Leg("madd16",     256, "x86_64",     8,      2, "int16", (("avx2", "fma"),)),
+    Leg("maddubs",    256, "x86_64",     8,      4, "int8",  (_AVX2,)),
+    Leg("madd16",     256, "x86_64",     8,      2, "int16", (_AVX2,)),
     Leg("vpdpbusd",   256, "x86_64",     8,      4, "int8",  _VNNI256),
-    Leg("vpdpbssd",   256, "x86_64",     8,      4, "int8",  (("avx2", "fma", "avxvnniint8"),)),
+    Leg("vpdpbssd",   256, "x86_64",     8,      4, "int8",  ((*_AVX2, "avxvnniint8"),)),
     Leg("maddubs",    512, "x86_64",    16,      4, "int8",  (("avx512f", "avx512bw"),)),
     Leg("vpdpbusd",   512, "x86_64",    16,      4, "int8",  _VNNI512),
-    Leg("amx_int8",   512, "x86_64",    16,      4, "int8",  (("amx-tile", "amx-int8", "avx2", "fma", *_VNNI512[0]),)),
+    Leg("amx_int8",   512, "x86_64",    16,      4, "int8",  (("amx-tile", "amx-int8", *_AVX2, *_VNNI512[0]),)),
     Leg("sdot",       128, "aarch64",    4,      4, "int8",  (("dotprod",),)),
     Leg("smmla",      128, "aarch64",    4,      8, "int8",  (("dotprod", "i8mm"),)),
 )

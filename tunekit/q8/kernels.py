@@ -142,6 +142,43 @@ def q8q8_gemv(
     _tile(y, 0, w, ws, xa, tokens, t, 1, nb, ng)
 
 
+@tk.companion
+def q8q8_f16(
+    y: tk.Out[tk.f32],
+    ldy: tk.i64,
+    w: tk.In[tk.i8],
+    ws: tk.In[tk.u16],
+    xa: tk.In[tk.u8],
+    tokens: tk.i64,
+    t0: tk.i64,
+    nt: tk.i32,
+    nb: tk.i32,
+    ng: tk.i32,
+) -> None:
+    """As :func:`q8q8`, with float16 scales of the weights, given as their bits."""
+    _tile(y, ldy, w, _halves(ws), xa, tokens, t0, nt, nb, ng)
+
+
+@tk.companion(seat="q8q8_gemv")
+def q8q8_gemv_f16(
+    y: tk.Out[tk.f32],
+    w: tk.In[tk.i8],
+    ws: tk.In[tk.u16],
+    xa: tk.In[tk.u8],
+    tokens: tk.i64,
+    t: tk.i64,
+    nb: tk.i32,
+    ng: tk.i32,
+) -> None:
+    """As :func:`q8q8_gemv`, with float16 scales of the weights, given as their bits."""
+    _tile(y, 0, w, _halves(ws), xa, tokens, t, 1, nb, ng)
+
+
+def _halves(bits: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(all="ignore"):  # a signalling NaN may be converted
+        return bits.reshape(-1).view(np.float16).astype(np.float32)
+
+
 def _weights(
     nib: NDArray[Any], e: NDArray[Any], nb: int, ng: int
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -260,6 +297,8 @@ def _tile(
         q8q8_mx4_room,
         q8q8_mx4_expand,
         q8q8_mx4_tile,
+        q8q8_f16,
+        q8q8_gemv_f16,
     ],
     # The fold's fused multiply-add is written out; nothing else may be fused.
     cflags=("-ffp-contract=off",),

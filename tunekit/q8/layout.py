@@ -2,11 +2,12 @@
 """The layout schema: how a row wants its weights laid out, and in which form it reads activations.
 
 The plane of a matrix of N rows and K = 32*nb columns, for a layout with ``mr`` and ``kgroup``: rows stand in groups
-of ``mr``; group g starts at byte g*mr*32*nb of the weight plane and at float g*mr*nb of the scale plane. Inside it,
+of ``mr``; group g starts at byte g*mr*32*nb of the weight plane and at scale g*mr*nb of the scale plane. Inside it,
 byte bi*mr*32 + kg*kgroup*mr + r*kgroup + j holds weight k = bi*32 + kg*kgroup + j of row r, so that one vector
-load meets the same few k of several rows; the scale of block bi of row r is float bi*mr + r. With ``bias`` 128 the
-bytes are stored as ``w ^ 0x80``. N is padded to a whole number of groups by rows of zero weights and zero scales:
-no kernel needs a second, row-major path for the last rows, whose order of additions could differ.
+load meets the same few k of several rows; the scale of block bi of row r is number bi*mr + r. Scales are float32, or
+float16 where that holds them all; every row reads either. With ``bias`` 128 the bytes are stored as ``w ^ 0x80``. N is
+padded to a whole number of groups by rows of zero weights and zero scales: no kernel needs a second, row-major path
+for the last rows, whose order of additions could differ.
 
 **Nibbles.** MXFP4 weights stand in k-groups of ``nibble_kgroup``, 4 or 8: what looks them up multiplies bytes, by
 fours at least. Block bi of group g is 16*mr bytes at byte (g*nb + bi)*16*mr. For k < 16, its byte
@@ -119,25 +120,34 @@ def aligned(count: int, dtype: Any) -> NDArray[Any]:
     return pages.aligned(count * kind.itemsize).view(kind)
 
 
-def _shape(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> tuple[int, int, int]:
+def _shape(codes: NDArray[np.int8], scales: NDArray[Any]) -> tuple[int, int, int]:
     if codes.ndim != 2 or codes.dtype != np.int8 or codes.shape[1] % BLOCK:
         raise ValueError(f"codes must be int8 (N, K) with K a multiple of {BLOCK}, not {codes.dtype} {codes.shape}")
     n, k = codes.shape
-    if scales.shape != (n, k // BLOCK) or scales.dtype != np.float32:
-        raise ValueError(f"scales must be float32 {(n, k // BLOCK)}, not {scales.dtype} {scales.shape}")
+    if scales.shape != (n, k // BLOCK) or scales.dtype not in (np.float32, np.float16):
+        raise ValueError(f"scales must be float32 or float16 {(n, k // BLOCK)}, not {scales.dtype} {scales.shape}")
     return n, k, k // BLOCK
 
 
-def _interleave(rows: NDArray[Any], mr: int, kgroup: int, bias: int = 0) -> NDArray[Any]:
-    """Rows (N, columns) in groups of ``mr``, ``kgroup`` elements of a row at a time: flat, aligned, padded with 0.
+def _rooms(mr: int, *planes: NDArray[Any]) -> list[NDArray[Any]]:
+    """Uninitialised room for each of these matrices in groups of ``mr``, flat; side by side, as they are read."""
+    sizes = [-(-len(plane) // mr) * mr * plane.shape[1] * plane.itemsize for plane in planes]
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // pages.ALIGN) * pages.ALIGN)
+    whole = pages.weights(starts[-1])
+    return [whole[a : a + size].view(plane.dtype) for a, size, plane in zip(starts, sizes, planes, strict=False)]
+
+
+def _interleave(rows: NDArray[Any], out: NDArray[Any], mr: int, kgroup: int, bias: int = 0) -> NDArray[Any]:
+    """Rows (N, columns) in groups of ``mr``, ``kgroup`` elements of a row at a time, padded with 0; into ``out``.
 
     By the core where there is one (csrc/pack.c), which takes all lanes; what NumPy does says what is right.
     """
     native = core()
     if native is None:
-        return interleave_by_numpy(rows, mr, kgroup, bias)
+        return interleave_by_numpy(rows, out, mr, kgroup, bias)
     n, width = rows.shape
-    out = pages.weights(-(-n // mr) * mr * width * rows.itemsize).view(rows.dtype)
     size = width * rows.itemsize
     part = next((p for p in (64, 32, 16) if size % p == 0), size)  # whole lines, where rows are made of such
     source = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
@@ -146,11 +156,10 @@ def _interleave(rows: NDArray[Any], mr: int, kgroup: int, bias: int = 0) -> NDAr
     return out
 
 
-def interleave_by_numpy(rows: NDArray[Any], mr: int, kgroup: int, bias: int) -> NDArray[Any]:
+def interleave_by_numpy(rows: NDArray[Any], out: NDArray[Any], mr: int, kgroup: int, bias: int) -> NDArray[Any]:
     """:func:`_interleave` without the core."""
     n, width = rows.shape
     padded, full = -(-n // mr) * mr, n // mr * mr
-    out = pages.weights(padded * width * rows.itemsize).view(rows.dtype)
     # The kgroup bytes of one row move as one word, so the interleave is a transposition of words inside each group.
     word = rows.dtype if kgroup == 1 else np.dtype(_WORDS[kgroup])
     source = np.ascontiguousarray(rows).view(word)
@@ -179,26 +188,29 @@ def _separate(plane: NDArray[Any], n: int, width: int, mr: int, kgroup: int) -> 
 
 
 def pack_plane(
-    codes: NDArray[np.int8], scales: NDArray[np.float32], layout: Layout
-) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    codes: NDArray[np.int8], scales: NDArray[Any], layout: Layout
+) -> tuple[NDArray[np.int8], NDArray[Any]]:
     """Lay canonical weights out for a layout.
 
     Args:
         codes: (N, K) int8, any value.
-        scales: (N, K/32) float32.
+        scales: (N, K/32) float32 or float16.
         layout: the schema.
 
     Returns:
-        The weight plane, int8, and the scale plane, float32: flat, 64-byte aligned, for N padded to whole groups.
+        The weight plane, int8, and the scale plane, of the scales' type: flat, 64-byte aligned, for N padded to whole
+        groups.
     """
     _shape(codes, scales)
-    w = _interleave(codes.view(np.uint8), layout.mr, layout.kgroup, layout.bias).view(np.int8)
-    return w, _interleave(scales, layout.mr, 1)
+    raw = codes.view(np.uint8)
+    w, ws = _rooms(layout.mr, raw, scales)
+    _interleave(raw, w, layout.mr, layout.kgroup, layout.bias)
+    return w.view(np.int8), _interleave(scales, ws, layout.mr, 1)
 
 
 def unpack_plane(
-    w: NDArray[np.int8], ws: NDArray[np.float32], n: int, k: int, layout: Layout
-) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    w: NDArray[np.int8], ws: NDArray[Any], n: int, k: int, layout: Layout
+) -> tuple[NDArray[np.int8], NDArray[Any]]:
     """The inverse of :func:`pack_plane`: canonical codes (n, k) and scales (n, k/32), fresh and C-contiguous."""
     mr, padded, nb = layout.mr, layout.padded(n), k // BLOCK
     if w.shape != (padded * k,) or ws.shape != (padded * nb,):
@@ -225,7 +237,8 @@ def pack_nibbles(
     n, nb = exponents.shape
     if nibbles.shape != (n, nb * BLOCK // 2) or nibbles.dtype != np.uint8 or exponents.dtype != np.uint8:
         raise ValueError(f"nibbles of {nibbles.shape} and exponents of {exponents.shape} are not those of one matrix")
-    return _interleave(nibbles, layout.mr, layout.nibble_kgroup), _interleave(exponents, layout.mr, 1)
+    nib, e = _rooms(layout.mr, nibbles, exponents)
+    return _interleave(nibbles, nib, layout.mr, layout.nibble_kgroup), _interleave(exponents, e, layout.mr, 1)
 
 
 def unpack_nibbles(

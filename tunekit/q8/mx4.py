@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tunekit.q8 import oracle
 from tunekit.q8.layout import REFERENCE, Layout, pack_nibbles, pack_plane, unpack_nibbles
-from tunekit.q8.matrix import Matrix, block_bytes, fits_float16, frozen
+from tunekit.q8.matrix import Matrix, block_bytes, fits_float16, frozen, narrowed
 from tunekit.q8.oracle import BLOCK
 
 MXFP4_BYTES = 1 + BLOCK // 2
@@ -54,7 +54,7 @@ class Mxfp4Matrix(Matrix):
             frozen(table[:, 1:].reshape(-1).copy()),
             frozen(table[:, 0].copy()),
         )
-        self._fits = self._call = None
+        self._call = None
 
     @property
     def nbytes(self) -> int:
@@ -75,17 +75,15 @@ class Mxfp4Matrix(Matrix):
     @property
     def scales_fit_float16(self) -> bool:
         """Whether every scale is a float16 exactly: exponent bytes 104 to 143."""
-        if self._fits is None:
-            self._fits = bool(fits_float16(oracle.e8m0_half(self._held[2])).all())
-        return self._fits
+        return bool(fits_float16(oracle.e8m0_half(self._held[2])).all())
 
-    def planes(self, layout: Layout) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    def planes(self, layout: Layout) -> tuple[NDArray[np.int8], NDArray[Any]]:
         """The matrix expanded to int8, in a layout: fresh planes of twice the size, which it does not keep.
 
         Products do not ask for them; they take :meth:`nibble_planes`.
         """
-        w, ws = pack_plane(*self._canonical(), layout)
-        return w, ws
+        codes, scales = self._canonical()
+        return pack_plane(codes, narrowed(scales), layout)
 
     def nibble_planes(self, layout: Layout) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """The nibble and exponent planes in a layout, read-only. The matrix is held in that layout from now on.

@@ -67,9 +67,9 @@ def bind(bound: BoundRow) -> Native:
             f"q8q8 row {bound.suffix}: it was compiled for (mr, kgroup, bias) = {compiled}, "
             f"and the schema says {expected}; rebuild with: python -m tunekit build"
         )
-    names = ("q8q8", "q8q8_gemv", "q8q8_acts_bytes", "q8q8_prepare", "q8q8_quantize", "q8q8_amx_cfg")
-    addresses = [bound.address(name) for name in names]
-    mx4 = [bound.address(name) for name in ("q8q8_mx4_gemv", "q8q8_mx4_room", "q8q8_mx4_expand", "q8q8_mx4_tile")]
+    own = ("gemv", "acts_bytes", "prepare", "quantize", "amx_cfg", "f16", "gemv_f16")
+    addresses = [bound.address(name) for name in ("q8q8", *(f"q8q8_{name}" for name in own))]
+    mx4 = [bound.address(f"q8q8_mx4_{name}") for name in ("gemv", "room", "expand", "tile")]
     numbers = (mr, bound.call("q8q8_tokstep"), grid.groups(bound.row) if bound.row else 1)
     return Native(bound.suffix, layout, core, core.q8_row(*addresses, *numbers, *mx4))
 

@@ -74,13 +74,15 @@ static matrix *matrix_of(model *m, long long at, int which)
     return at < 0 ? (which ? &m->head : &m->embedding) : &m->layer[at].m[which];
 }
 
+enum { FLOAT32, FLOAT16, MXFP4 }; /* the scales of int8 weights; or the other format */
+
 static PyObject *make(PyObject *self, PyObject *args)
 {
     PyObject *capsule;
     long long at, N, K;
-    int which, mx4;
+    int which, kind;
     (void)self;
-    if (!PyArg_ParseTuple(args, "OLiLLp", &capsule, &at, &which, &N, &K, &mx4))
+    if (!PyArg_ParseTuple(args, "OLiLLi", &capsule, &at, &which, &N, &K, &kind))
         return NULL;
     model *const m = model_of(capsule);
     matrix *const to = m != NULL ? matrix_of(m, at, which) : NULL;
@@ -88,29 +90,38 @@ static PyObject *make(PyObject *self, PyObject *args)
         return NULL;
     const int64_t d = m->d, ff = m->ff;
     const int64_t rows[] = {m->qd, m->kvd, m->kvd, d, ff, ff, d}, columns[] = {d, d, d, m->qd, d, d, ff};
-    if (to->N > 0 || N != (at < 0 ? m->vocab : rows[which]) || K != (at < 0 ? d : columns[which])) {
+    if ((to->N > 0 && !(to->ws_f16 != NULL && kind == FLOAT32)) || N != (at < 0 ? m->vocab : rows[which]) || K != (at < 0 ? d : columns[which])) {
         PyErr_SetString(PyExc_ValueError, "a matrix of another size, or made twice");
         return NULL;
     }
-    if ((mx4 ? m->q8->nibbles(N, K) : m->q8->weights(N, K)) < 0) {
+    if (kind < FLOAT32 || kind > MXFP4) {
+        PyErr_SetString(PyExc_ValueError, "no such kind of matrix");
+        return NULL;
+    }
+    if ((kind == MXFP4 ? m->q8->nibbles(N, K) : m->q8->weights(N, K)) < 0) {
         PyErr_SetString(PyExc_ValueError, "a matrix that does not fit into memory");
         return NULL;
     }
-    if (mx4) {
+    if (kind == MXFP4) {
         to->nib = room_for(&m->planes, m->q8->nibbles(N, K));
         to->e = room_for(&m->planes, m->q8->exponents(N, K));
     } else {
-        to->w = room_for(&m->planes, m->q8->weights(N, K));
-        to->ws = room_for(&m->planes, m->q8->scales(N, K) * (int64_t)sizeof(float));
+        if (to->w == NULL)
+            to->w = room_for(&m->planes, m->q8->weights(N, K));
+        to->ws = kind == FLOAT32 ? room_for(&m->planes, m->q8->scales(N, K) * (int64_t)sizeof(float)) : NULL;
+        to->ws_f16 = kind == FLOAT16 ? room_for(&m->planes, m->q8->scales(N, K) * (int64_t)sizeof(uint16_t)) : NULL;
     }
-    if (mx4 ? to->nib == NULL || to->e == NULL : to->w == NULL || to->ws == NULL)
+    if (kind == MXFP4 ? to->nib == NULL || to->e == NULL : to->w == NULL || (to->ws == NULL && to->ws_f16 == NULL))
         return PyErr_NoMemory();
     to->N = N;
     to->K = K;
     Py_RETURN_NONE;
 }
 
-/* Rows from n on: float32, blocks of Q8_0, or blocks of MXFP4, as many as the buffer holds. */
+/*
+ * Rows from n on: float32, blocks of Q8_0, or blocks of MXFP4, as many as the buffer holds. False where a scale is no
+ * float16: the matrix is to be made again, with float32 scales.
+ */
 static PyObject *fill(PyObject *self, PyObject *args)
 {
     PyObject *capsule;
@@ -131,18 +142,20 @@ static PyObject *fill(PyObject *self, PyObject *args)
             if (to->w == NULL)
                 status = m->q8->pack_mxfp4(to->nib + n * K / 2, to->e + n * K / 32, data.buf, count, K);
             else if (floats)
-                status = m->q8->pack(to->w + n * K, to->ws + n * K / 32, data.buf, count, K);
+                status = to->ws != NULL ? m->q8->pack(to->w + n * K, to->ws + n * K / 32, data.buf, count, K)
+                                        : m->q8->pack_f16(to->w + n * K, to->ws_f16 + n * K / 32, data.buf, count, K);
             else
-                status = m->q8->pack_q8_0(to->w + n * K, to->ws + n * K / 32, data.buf, count, K);
+                status = to->ws != NULL ? m->q8->pack_q8_0(to->w + n * K, to->ws + n * K / 32, data.buf, count, K)
+                                        : m->q8->pack_q8_0_f16(to->w + n * K, to->ws_f16 + n * K / 32, data.buf, count, K);
             Py_END_ALLOW_THREADS
         }
     }
     PyBuffer_Release(&data);
     if (PyErr_Occurred())
         return NULL;
-    if (status != TUNEKIT_Q8_OK)
+    if (status != TUNEKIT_Q8_OK && status != TUNEKIT_Q8_NO_FLOAT16)
         return PyErr_Format(PyExc_ValueError, "rows that do not belong there");
-    Py_RETURN_NONE;
+    return PyBool_FromLong(status == TUNEKIT_Q8_OK);
 }
 
 static PyObject *norm(PyObject *self, PyObject *args)
@@ -176,7 +189,7 @@ static int64_t bytes_of(const model *m, const matrix *x)
 {
     if (x->N == 0)
         return 0;
-    return x->w != NULL ? m->q8->weights(x->N, x->K) + 4 * m->q8->scales(x->N, x->K)
+    return x->w != NULL ? m->q8->weights(x->N, x->K) + (x->ws != NULL ? 4 : 2) * m->q8->scales(x->N, x->K)
                         : m->q8->nibbles(x->N, x->K) + m->q8->exponents(x->N, x->K);
 }
 
@@ -345,8 +358,8 @@ static PyObject *counts(PyObject *self, PyObject *capsule)
 
 static PyMethodDef methods[] = {
     {"model", new_model, METH_VARARGS, "model(layers, d, heads, kv_heads, head dimension, ff, vocabulary, eps, radians a position) -> model"},
-    {"make", make, METH_VARARGS, "make(model, layer or -1, which, N, K, mxfp4): room for a matrix"},
-    {"fill", fill, METH_VARARGS, "fill(model, layer or -1, which, first row, floats, data): rows of a matrix"},
+    {"make", make, METH_VARARGS, "make(model, layer or -1, which, N, K, kind): room for a matrix; kind: scales of float32 (0), of float16 (1), or MXFP4 (2)"},
+    {"fill", fill, METH_VARARGS, "fill(model, layer or -1, which, first row, floats, data) -> whether all scales fit; rows of a matrix"},
     {"norm", norm, METH_VARARGS, "norm(model, layer or -1, which, float32)"},
     {"about", about, METH_O, "about(model) -> what runs, and how large it is"},
     {"session", new_session, METH_VARARGS, "session(model, positions) -> session"},

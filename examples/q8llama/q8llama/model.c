@@ -84,7 +84,7 @@ static int64_t clock_ns(void)
 
 static tunekit_q8_region times(const matrix *m, float *y, int64_t ldy, int64_t tokens)
 {
-    return (tunekit_q8_region){.w = m->w, .ws = m->ws, .nib = m->nib, .e = m->e, .y = y, .ldy = ldy, .N = m->N, .t0 = 0, .t1 = tokens};
+    return (tunekit_q8_region){.w = m->w, .ws = m->ws, .ws_f16 = m->ws_f16, .nib = m->nib, .e = m->e, .y = y, .ldy = ldy, .N = m->N, .t0 = 0, .t1 = tokens};
 }
 
 static const matrix *head_of(const model *m)

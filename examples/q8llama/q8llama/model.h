@@ -23,7 +23,8 @@ enum { TILE = 16, SLICE = 256, BATCH = 512 };
 
 typedef struct {
     int8_t *w; /* planes of tunekit: Q8 ... */
-    float *ws;
+    float *ws;        /* with scales of float32 ... */
+    uint16_t *ws_f16; /* ... or of float16 */
     uint8_t *nib, *e; /* ... or MXFP4 */
     int64_t N, K;
 } matrix;

@@ -27,6 +27,8 @@ NORMS = ("attn_norm", "ffn_norm")
 FEED = 512
 """Tokens that are read in one go: between two of them Python sees a Ctrl-C."""
 
+FLOAT32, FLOAT16, MXFP4 = range(3)
+"""How the engine keeps a matrix: the scales of int8 weights, or the other format."""
 TYPES = ("F32", "F16", "Q8_0", "Q4_1", "MXFP4")
 
 Progress = Callable[[int, int], None]
@@ -256,17 +258,26 @@ def _load(
         if not np.isfinite(values).all():
             raise ModelError(f"{file.path}: it is corrupt: {one.name} has values that are not finite")
         _engine.norm(engine, layer, which, values)
-    total, done = sum(one.raw.size for _, _, one, _ in plan if one.raw is not None), 0
+    total, done, told = sum(one.raw.size for _, _, one, _ in plan if one.raw is not None), 0, -1
     kept: dict[str, int] = {}
     for layer, which, one, heads in plan:
-        mxfp4, (n, k) = one.type == "MXFP4", one.shape
-        _engine.make(engine, layer, which, n, k, mxfp4)
-        for first, rows, floats in _rows(file, one, heads, c.head):
-            _engine.fill(engine, layer, which, first, floats, rows)
-            done += min(ROWS, n - first) * one.raw.shape[1] if one.raw is not None else 0
-            progress(done, total)
+        n, k = one.shape
+        # Scales are float16, except where a block's is none: then the matrix has float32 ones.
+        for kind in (MXFP4,) if one.type == "MXFP4" else (FLOAT16, FLOAT32):
+            _engine.make(engine, layer, which, n, k, kind)
+            before = done
+            for first, rows, floats in _rows(file, one, heads, c.head):
+                if not _engine.fill(engine, layer, which, first, floats, rows):
+                    done = before
+                    break
+                done += min(ROWS, n - first) * one.raw.shape[1] if one.raw is not None else 0
+                if done > told:  # a matrix that begins again has told of its first rows
+                    told = done
+                    progress(done, total)
+            else:
+                break
         label = one.type if one.type in ("Q8_0", "MXFP4") else f"{one.type} as Q8_0"
-        kept[label] = kept.get(label, 0) + n * k // 32 * (17 if mxfp4 else 36)
+        kept[label] = kept.get(label, 0) + n * k // 32 * {MXFP4: 17, FLOAT16: 34, FLOAT32: 36}[kind]
     return config, tokenizer, file.path.name, engine, kept
 
 

@@ -112,3 +112,24 @@ def test_progress_is_told_to_the_end(small: Path) -> None:
     seen: list[tuple[int, int]] = []
     Model.load(small, lambda done, total: seen.append((done, total)))
     assert seen[-1][0] == seen[-1][1] and [d for d, _ in seen] == sorted({d for d, _ in seen})
+
+
+def test_a_matrix_with_a_scale_that_no_float16_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept with float32 scales, and 10**-12 beside weights of 0.1 gives what 0 gives."""
+    found = []
+    for name, value in (("tiny", 1e-12), ("none", 0.0)):
+        parts = make.tensors()
+        at, (title, shape, kind, data) = next((i, t) for i, t in enumerate(parts) if t[2] == "F32" and len(t[1]) == 2)
+        values = np.frombuffer(data, "<f4").reshape(shape).copy()
+        values[-1, :32] = value
+        parts[at] = title, shape, kind, values.tobytes()
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(make.encode(make.metadata(), parts))
+        monkeypatch.setattr("q8llama.model.ROWS", 64)  # of the widest group; so its last rows are a part of their own
+        seen: list[tuple[int, int]] = []
+        model = Model.load(path, lambda done, total, seen=seen: seen.append((done, total)))
+        assert seen[-1][0] == seen[-1][1] and [d for d, _ in seen] == sorted({d for d, _ in seen})
+        found.append((model.kept[f"{kind} as Q8_0"], model.session(8).feed([5, 6, 7], every=True)))
+    (wide, tiny), (narrow, none) = found
+    assert wide == narrow + shape[0] * shape[1] // 32 * 2
+    np.testing.assert_allclose(tiny, none, rtol=1e-4, atol=1e-5)
