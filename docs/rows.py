@@ -184,6 +184,7 @@ Ideas for `vpdpbusd` of 512 bits, timing only (the tile alone, K 2048, weights i
 |---|---|---|
 | the splat embedded in the multiply, `{1to16}` | 16 rows by 8 tokens 174 against 184, 32 by 4 174 against 188, 32 by 6 187 against 188 | loses: each multiply loads again |
 | 48 rows by 4 tokens, a splat for three row vectors | 188, as 32 by 4 | no gain |
+| two registers a sum, by turns, where a tile has 6 sums at most (in L1, K 512) | 512 bits, 16 rows by 2, 3, 4 tokens 115, 153, 163 against 123, 147, 163, 32 rows by 2 162 against 162; 256 bits, 16 rows by 2, 3 tokens 125, 153 against 122, 145, 8 rows by 4 113 against 111 | 0.94 to 1.05, as code happens to lie: a block's sums begin anew, so the dots of the next one fill what the latency of this one's leaves; not written |
 | k-groups of 8 bytes, half as many splats | not written: twice the use of a splat, 32 rows for 16, is 2 %, and three times no more | at most 2 % for 16 rows, none for 32 |
 
 MXFP4 weights, whole products from float32, best of many in turns with the tree before, GMAC/s:
