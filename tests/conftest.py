@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -52,6 +53,19 @@ def lacking(what: str) -> NoReturn:
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         pytest.fail(f"CI needs {what}")
     pytest.skip(f"needs {what}")
+
+
+def processes(pattern: str) -> list[str]:
+    """The command lines of running processes that match, this one's left out. (A bare Debian has no pgrep.)"""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it has ended
+            continue
+        if entry.name != str(os.getpid()) and re.search(pattern, line):
+            found.append(line)
+    return found
 
 
 TOY_ENVIRONMENT = {"PYTHONPATH": str(ROOT / "tests"), "PYTHONWARNINGS": "error::SyntaxWarning"}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, TOY_ENVIRONMENT
+from conftest import ROOT, TOY_ENVIRONMENT, processes
 
 # fmt: off
 EXPECTED = {
@@ -78,5 +78,4 @@ def test_every_hostile_row_is_rejected_with_its_reason_and_the_run_ends_well(ret
 
 @pytest.mark.build
 def test_no_process_of_it_is_left(retuned: tuple[int, Any, str]) -> None:
-    left = subprocess.run(["pgrep", "-f", "tunekit.measure.*hostile"], capture_output=True, text=True, check=False)
-    assert not left.stdout.strip()
+    assert not processes("tunekit.measure.*hostile")

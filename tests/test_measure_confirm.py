@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import itertools
 import random
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_python
+from conftest import processes, run_python
 from measure_fakes import FakeFixtures, FakeHouse, FakeRow, SimulatedBox
 from test_measure_tuner import REGIMES, ROWS, command, run, times, toy
 
@@ -523,5 +522,4 @@ def test_no_process_is_left_when_an_arm_is_stopped() -> None:
     with pytest.raises(ArmFailed, match="time limit"):
         arm.run_arm(Job("measure_arms:load", ("hangs", "fast")), Arm("fast"), {}, APP, Deadline(2.0))
     assert time.monotonic() - start < 10
-    left = subprocess.run(["pgrep", "-f", "measure_arms"], capture_output=True, text=True, check=False).stdout
-    assert not left.strip()
+    assert not processes("measure_arms")

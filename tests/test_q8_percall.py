@@ -26,7 +26,9 @@ int counting;
 long allocations, questions, locks;
 static int ours(void *from) {
     Dl_info info;
-    return dladdr(from, &info) && info.dli_fname && strstr(info.dli_fname, "tunekit");
+    if (!dladdr(from, &info) || !info.dli_fname) return 0;
+    const char *slash = strrchr(info.dli_fname, '/'), *name = slash ? slash + 1 : info.dli_fname;
+    return strncmp(name, "_core.", 6) == 0 || strncmp(name, "_tk_", 4) == 0; /* the file: any folder may be a tunekit */
 }
 #define REAL(name) static __typeof__(&name) real; if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
 extern void *__libc_malloc(size_t); extern void *__libc_calloc(size_t, size_t); extern void *__libc_realloc(void *, size_t);
