@@ -103,9 +103,10 @@ class Op:
     tokstep: int = 5
 
 
-# The matrices of one layer (K, N) and how many layers: what a forward pass multiplies.
 WEIGHT = 1 + 2 / 32
 """Bytes of a weight, with its share of a float16 scale."""
+
+# The matrices of one layer (K, N) and how many layers: what a forward pass multiplies.
 MODELS: dict[str, tuple[int, tuple[tuple[int, int], ...]]] = {
     "135M": (30, ((576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576))),
     "1B": (16, ((2048, 2048), (2048, 512), (2048, 512), (2048, 2048), (2048, 8192), (2048, 8192), (8192, 2048))),
